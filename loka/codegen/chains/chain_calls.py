@@ -11,7 +11,8 @@ from loka.codegen.chains.static_operands import without_maxima
 from loka.codegen.modules import statement_text
 from loka.codegen.modules.linear_recipes import SiteRecipe, site_recipe
 from loka.errors import LokaError
-from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, unpadded
+from loka.graph.expression import Ref, RefKind
+from loka.graph.ir import ForwardIR, Region, SiteCall, unpadded
 from loka.graph.patterns.linear_chain import LinearChain, chain_input, find_chains, residual_stage
 from loka.graph.patterns.norm import ChainNorm
 from loka.kernels.fused.kernel_values import LARGEST_HELD
@@ -150,19 +151,21 @@ def chain_arguments(
     """Arguments of a chain's function; `frozen` weights are read from the module's buffers."""
     chain, shape = planned.chain, planned.shape
     arguments: list[str] = []
-    for stage, number in zip(chain.stages, planned.sites, strict=True):
-        operands = forward.statements[stage.linear].operands
+
+    def name(ref: Ref) -> str:
         # A local that is unknown here is internal to the chain: the input of a linear, which no argument below reads.
-        known = [ref.kind is RefKind.ATTRIBUTE or ref.text in scope.local for ref in operands]
-        texts = [_text(ref, scope) if there else "_" for ref, there in zip(operands, known, strict=True)]
+        known = ref.kind is not RefKind.LOCAL or ref.text in scope.local
+        return scope.text(ref) if known else "_"
+
+    for stage, number in zip(chain.stages, planned.sites, strict=True):
         call = site_call(forward, stage.linear)
         bare = unpadded(call) if shape.stages[0].given and not arguments else None
         if bare is not None:
             call = replace(call, x=bare.x, weight=bare.weight)
-        parts = statement_text.linear_call(call, texts)
+        parts = statement_text.linear_text(call, name)
         if not arguments:
-            x = parts.x if stage.before is None else _text(forward.statements[chain.first].operands[0], scope)
-            arguments += [x, *(_text(ref, scope) for ref in planned.others), *_norm_texts(stage.before, scope)]
+            x = parts.x if stage.before is None else scope.text(forward.statements[chain.first].operands[0])
+            arguments += [x, *map(scope.text, planned.others), *_norm_texts(stage.before, scope)]
         kept = frozen and shape.fp8
         arguments += [f"self.loka_weight_{number}", f"self.loka_scale_{number}"] if kept else [parts.weight]
         arguments += [parts.bias] if parts.bias is not None else []
@@ -172,10 +175,6 @@ def chain_arguments(
     return [*arguments, *(f"self.loka.counter_id({number})" for number in ticks)]
 
 
-def _text(ref: Ref, scope: statement_text.NameScope) -> str:
-    return scope.read(ref.text) if ref.kind is RefKind.LOCAL else ref.text
-
-
 def _norm_texts(norm: ChainNorm | None, scope: statement_text.NameScope) -> list[str]:
     refs = () if norm is None else (norm.weight, norm.bias)
-    return [_text(ref, scope) for ref in refs if ref is not None]
+    return [scope.text(ref) for ref in refs if ref is not None]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from loka.codegen.modules import statement_text
 from loka.codegen.names import Layers, Names, class_of
 from loka.errors import LokaError
-from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, Ref, RefKind
+from loka.graph.expression import Ref, RefKind
+from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR
 from loka.graph.patterns.concat_norm import concatenated_norm
 from loka.graph.patterns.norm import ChainNorm
 from loka.kernels.fused.cross.cross_kernel import CrossBackward, cross_forward

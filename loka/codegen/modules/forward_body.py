@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loka.codegen.chains.chain_calls import PlannedChain, chain_arguments, planned_chains, site_call
 from loka.codegen.chains.chain_functions import Chains
@@ -25,7 +25,8 @@ from loka.codegen.modules.region_functions import RegionLinear, Regions
 from loka.codegen.modules.signature import own_forward_lines, parse_argument
 from loka.codegen.names import layers, shown, snake, wrapped
 from loka.errors import LokaError
-from loka.graph.ir import DTYPE, ConcatNorm, Cross, FmInteraction, ForwardIR, RefKind, Region
+from loka.graph.expression import PRODUCT, Arg, Call, Constant, Ref, RefKind, function, local, locals_in, text_of
+from loka.graph.ir import DTYPE, ConcatNorm, Cross, FmInteraction, ForwardIR, Region
 from loka.numerics.enums import Operand
 from loka.plan.plan import PlannedBinding, SitePlan
 
@@ -134,7 +135,7 @@ class ForwardBody:
                 position += 1
         if statements and self._is_result(len(statements) - 1):
             return
-        result = statement_text.renamed(self._forward.result, self._scope)
+        result = statement_text.expression(self._forward.result, self._scope.text)
         self._import(result)
         self.lines.append(" " * INDENT + f"return {result}")
 
@@ -154,15 +155,17 @@ class ForwardBody:
 
     def _dtype(self, position: int) -> None:
         """Write a statement that computes a dtype, possibly of a value that exists only inside a kernel."""
-        statement = self._forward.statements[position]
-        template, texts = statement.template, []
-        for number, ref in enumerate(statement.operands):
-            if ref.text in self._scope.local:
-                texts.append(self._scope.read(ref.text))
-            else:
-                template = template.replace(f"{{{number}}}.dtype", f"{{{number}}}")
-                texts.append(self._dtype_of(ref.text))
-        self._assign(position, statement_text.checked(template.format(*texts), texts))
+        value = self._of_known(self._forward.statements[position].value)
+        self._assign(position, statement_text.expression(value, self._scope.text))
+
+    def _of_known(self, value: Arg) -> Arg:
+        """A value with the dtypes of locals that the text does not define from those that it does."""
+        if not isinstance(value, Call):
+            return value
+        of = value.args[0] if value.target == "getattr" else None
+        if isinstance(of, Ref) and of.text not in self._scope.local:
+            return Constant(self._dtype_of(of.text))
+        return replace(value, args=tuple(map(self._of_known, value.args)))
 
     def _dtype_of(self, name: str) -> str:
         """Expression for the dtype of a local; if the text does not define it, from the locals it is computed from."""
@@ -185,9 +188,9 @@ class ForwardBody:
         made, views = [], []
         for place, view in zip(mix.made, mix.views, strict=True):
             target = self._target(statements[place].target) or "_"
-            made.append(target if view == "{0}" or target == "_" else self._scope.names.unique("product"))
+            made.append(target if view == PRODUCT or target == "_" else self._scope.names.unique("product"))
             if made[-1] != target:
-                views.append((target, statement_text.checked(view.format(made[-1]), [made[-1]])))
+                views.append((target, statement_text.view_text(view, made[-1])))
         if shape.passes:
             self._handed[mix.x] = self._scope.names.unique(f"{mix.x}_passed")
             made.append(self._handed[mix.x])
@@ -259,7 +262,7 @@ class ForwardBody:
         function = self._kernels.linear(recipe, gemm.bias is not None, frozen)
         linear = RegionLinear(function, frozen, function.replace("_", " "))
         name, reads = self._kernels.regions.function(region, statements, linear)
-        operands = [self._scope.read(ref.text) if ref.kind is RefKind.LOCAL else ref.text for ref in reads]
+        operands = list(map(self._scope.text, reads))
         weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else []
         arguments = [*operands, *weight, f"self.loka.counter_id({index})"]
         code = self._called(name, arguments)
@@ -269,39 +272,39 @@ class ForwardBody:
     def _statement(self, position: int) -> None:
         statement = self._forward.statements[position]
         self._comment(shown(statement.note) if statement.note else "")
-        texts = statement_text.operand_texts(statement, self._scope, {})
         if not self._runs_fp8(position):
-            code = self._kept(position, texts)
+            code = self._kept(position)
             self._import(code)
             self._assign(position, code)
             return
         index, gemm = self._index[position], site_call(self._forward, position)
         frozen = self._freeze(position)
         recipe = site_recipe(self._plans[index])
-        parts = statement_text.linear_call(gemm, texts)
+        parts = statement_text.linear_text(gemm, self._scope.text)
         bias = None if position in self._unbiased else parts.bias
         name = self._kernels.linear(recipe, bias is not None, frozen)
         weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else [parts.weight]
         operands = [parts.x, *weight, bias or "None", f"self.loka.counter_id({index})"]
         code = self._called(name, operands)
         self._import(code)
-        self._assign_product(position, code, parts.out)
+        self._assign_product(position, code, gemm.out)
 
-    def _kept(self, position: int, texts: Sequence[str]) -> str:
+    def _kept(self, position: int) -> str:
         """The unchanged expression of a statement, without the bias of a GEMM if a cross layer's kernel adds it."""
-        if position not in self._unbiased:
-            return statement_text.expression(self._forward.statements[position], [*texts, "self"])
-        parts = statement_text.linear_call(site_call(self._forward, position), texts)
-        return statement_text.checked(f"torch.nn.functional.linear({parts.x}, {parts.weight})", [*texts, "self"])
+        value = self._forward.statements[position].value
+        if position in self._unbiased:
+            gemm = site_call(self._forward, position)
+            value = function("linear", gemm.x, gemm.weight)
+        return statement_text.expression(value, self._scope.text)
 
-    def _assign_product(self, position: int, code: str, out: str) -> None:
+    def _assign_product(self, position: int, code: str, out: Arg) -> None:
         """Assign the product to a GEMM's target, with the model's change of view."""
-        if out == "{0}":
+        if out == PRODUCT:
             self._assign(position, code)
             return
         product = self._scope.names.unique("product")
         self.lines += statement_text.assignment(product, code, INDENT, self._scope)
-        self._assign(position, statement_text.checked(out.format(product), [product]))
+        self._assign(position, statement_text.view_text(out, product))
 
     def _freeze(self, position: int) -> bool:
         """True if a GEMM's weight is frozen here; a weight that the forward computes is quantized in each call."""
@@ -325,11 +328,8 @@ class ForwardBody:
 
     def _frozen_weight(self, position: int) -> str | None:
         """The expression of a weight that depends on attributes only; None if the forward computes it."""
-        statement, gemm = self._forward.statements[position], site_call(self._forward, position)
-        read = [ref for index, ref in enumerate(statement.operands) if f"{{{index}}}" in gemm.weight]
-        if any(ref.kind is RefKind.LOCAL for ref in read):
-            return None
-        return gemm.weight.format(*(ref.text for ref in statement.operands))
+        weight = site_call(self._forward, position).weight
+        return None if locals_in(weight) else text_of(weight)
 
     def _called(self, function: str, arguments: Sequence[str]) -> str:
         """A call of a function in kernels.py."""
@@ -349,7 +349,7 @@ class ForwardBody:
     def _is_result(self, position: int) -> bool:
         """True if a statement is the last one and its target is the forward's result."""
         statements = self._forward.statements
-        return position == len(statements) - 1 and statements[position].target == self._forward.result
+        return position == len(statements) - 1 and local(statements[position].target) == self._forward.result
 
     def _import(self, code: str) -> None:
         self.imports |= statement_text.globals_of(code)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from loka.codegen.layout import call, formatted
 from loka.codegen.modules import statement_text
 from loka.codegen.names import Names, is_plain_variable, variable_name, wrapped
-from loka.graph.ir import Ref, RefKind, Region, SiteCall, Statement
+from loka.graph.expression import PRODUCT, Ref, RefKind, refs_in
+from loka.graph.ir import Region, SiteCall, Statement
 
 _INDENT = 4
 
@@ -63,20 +64,13 @@ def outside_reads(statements: Sequence[Statement], frozen: bool) -> tuple[Ref, .
     inside: set[str] = set()
     reads: dict[Ref, None] = {}
     for statement in statements:
-        for index, ref in enumerate(statement.operands):
-            if ref.kind is RefKind.LOCAL and ref.text in inside:
-                continue
-            if frozen and statement.call is not None and not _needs(statement, index):
-                continue
-            reads.setdefault(ref)
+        call = statement.call
+        read = statement.operands if call is None or not frozen else refs_in(call.x, call.bias)
+        for ref in read:
+            if ref.kind is not RefKind.LOCAL or ref.text not in inside:
+                reads.setdefault(ref)
         inside.add(statement.target)
     return tuple(reads)
-
-
-def _needs(statement: Statement, index: int) -> bool:
-    """True if the site's input or bias reads the operand."""
-    site_call = statement.call
-    return site_call is not None and f"{{{index}}}" in site_call.x + (site_call.bias or "")
 
 
 def _function_name(region: Region) -> str:
@@ -131,10 +125,9 @@ class _Outline:
     def _add(self, statement: Statement, target: str, last: bool) -> None:
         scope = self._scope
         if statement.call is not None:
-            code = self._product(statement, statement.call)
+            code = self._product(statement.call)
         else:
-            texts = statement_text.operand_texts(statement, scope, self._attributes)
-            code = statement_text.expression(statement, texts)
+            code = statement_text.expression(statement.value, self._name)
             self.imports |= statement_text.globals_of(code) - {"torch"}
         if last:
             self.body += statement_text.returned(code, _INDENT, scope)
@@ -150,20 +143,20 @@ class _Outline:
             )
         return scope.local[statement.target]
 
-    def _product(self, statement: Statement, site_call: SiteCall) -> str:
+    def _name(self, ref: Ref) -> str:
+        """The text of a name: attributes of the module are parameters."""
+        if ref.kind is RefKind.ATTRIBUTE:
+            return self._attributes.get(ref.text, ref.text)
+        # A local that only the frozen weight reads is no parameter; the expression of that weight is not used then.
+        return self._scope.local.get(ref.text, "_") if self._linear.frozen else self._scope.read(ref.text)
+
+    def _product(self, site_call: SiteCall) -> str:
         """The call of the FP8 linear, with the model's change of view."""
-        # An operand that only the frozen weight reads is not a parameter; the expressions below do not use it then.
-        texts = [
-            self._attributes.get(ref.text, ref.text)
-            if ref.kind is RefKind.ATTRIBUTE
-            else self._scope.local.get(ref.text, "")
-            for ref in statement.operands
-        ]
-        parts = statement_text.linear_call(site_call, texts)
+        parts = statement_text.linear_text(site_call, self._name)
         weight = ["weight", "scale"] if self._linear.frozen else [parts.weight]
         product = call(self._linear.function, map(formatted, [parts.x, *weight, parts.bias or "None", "counter_id"]))
-        if parts.out == "{0}":
+        if site_call.out == PRODUCT:
             return product
         name = self._scope.names.unique("product")
         self.body += statement_text.assignment(name, product, _INDENT, self._scope)
-        return statement_text.checked(parts.out.format(name), [name])
+        return statement_text.view_text(site_call.out, name)

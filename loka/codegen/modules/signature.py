@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from loka.codegen.layout import call
 from loka.codegen.modules import statement_text
 from loka.errors import LokaError
+from loka.graph.expression import Ref
 from loka.graph.guards import negated
 from loka.graph.ir import ForwardIR
 from loka.graph.patterns.region import NORMS
@@ -56,8 +57,10 @@ def forward_header(forward: ForwardIR, arguments: Sequence[Argument]) -> str:
         kind = "Tensor" if argument.name in tensors and argument.default is None and not argument.mark else "Any"
         default = "" if argument.default is None else f" = {argument.default}"
         items.append(f"{argument.mark}{argument.name}: {kind}{default}")
+    made = forward.result
+    is_tensor = isinstance(made, Ref) and made.text in tensors
     # The module's own forward, which is called for other arguments, returns Any.
-    result = "Tensor" if forward.result in tensors and not forward.guards else "Any"
+    result = "Tensor" if is_tensor and not forward.guards else "Any"
     return f"def {call('forward', items)} -> {result}:"
 
 

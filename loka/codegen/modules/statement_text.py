@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from loka.codegen.layout import expression_text, parse
+from loka.codegen.layout import expression_text, formatted, parse
 from loka.codegen.names import Names, is_plain_variable, variable_name
 from loka.errors import LokaError
-from loka.graph.ir import RefKind, SiteCall, Statement
+from loka.graph.expression import Arg, Ref, RefKind, locals_in, of_product, text_of
+from loka.graph.ir import SiteCall, Statement
 from loka.templating.wrap import WIDTH
 
 # Names a printed statement may read besides its operands: modules, `dispatch` and builtins.
@@ -36,6 +37,10 @@ class NameScope:
             self.local[target] = self.names.unique(target if plain else variable_name(target, "value"))
         return self.local[target]
 
+    def text(self, ref: Ref) -> str:
+        """The text of a name in an expression. Raises LokaError for a local that is not defined yet."""
+        return self.read(ref.text) if ref.kind is RefKind.LOCAL else ref.text
+
     def read(self, name: str) -> str:
         """The generated name of a local. Raises LokaError if it is not defined yet."""
         if name not in self.local:
@@ -45,40 +50,44 @@ class NameScope:
         return self.local[name]
 
 
-def used_later(statements: Sequence[Statement], result: str) -> set[str]:
+def used_later(statements: Sequence[Statement], result: Arg) -> set[str]:
     """The locals that any statement or the result reads."""
-    used = {node.id for node in ast.walk(parse(result)) if isinstance(node, ast.Name)}
-    for statement in statements:
-        used |= {ref.text for ref in statement.operands if ref.kind is RefKind.LOCAL}
-    return used
+    return {name for statement in statements for name in _read(statement)}.union(locals_in(result))
 
 
-def operand_texts(statement: Statement, scope: NameScope, attributes: Mapping[str, str]) -> list[str]:
-    """The statement's operands in generated names.
-
-    `attributes`: expression on self -> parameter, for an outlined function; others stay unchanged.
-    """
-    return [
-        scope.read(ref.text) if ref.kind is RefKind.LOCAL else attributes.get(ref.text, ref.text)
-        for ref in statement.operands
-    ]
+def _read(statement: Statement) -> list[str]:
+    return [ref.text for ref in statement.operands if ref.kind is RefKind.LOCAL]
 
 
-def expression(statement: Statement, texts: Sequence[str]) -> str:
-    """The statement's expression, unchanged except for names."""
-    return checked(statement.template.format(*texts), texts)
+def expression(value: Arg, name: Callable[[Ref], str]) -> str:
+    """An expression with this text for each of its names, laid out."""
+    return formatted(text_of(value, name))
 
 
-def linear_call(site_call: SiteCall, texts: Sequence[str]) -> SiteCall:
-    """The call with its operands' expressions, with their changes of view; `out` stays a template over the product."""
-    bias = None if site_call.bias is None else site_call.bias.format(*texts)
-    return replace(site_call, x=site_call.x.format(*texts), weight=site_call.weight.format(*texts), bias=bias)
+@dataclass(frozen=True, slots=True)
+class LinearText:
+    """A site's call as Python, with its changes of view; the view of its product comes after (`view_text`)."""
+
+    x: str
+    weight: str
+    bias: str | None
 
 
-def checked(text: str, operands: Iterable[str] = ()) -> str:
-    """`text`, laid out. Raises LokaError if it reads names other than its operands', modules and builtins."""
+def linear_text(call: SiteCall, name: Callable[[Ref], str]) -> LinearText:
+    """A site's call with this text for each of its names."""
+    bias = None if call.bias is None else text_of(call.bias, name)
+    return LinearText(text_of(call.x, name), text_of(call.weight, name), bias)
+
+
+def view_text(view: Arg, product: str) -> str:
+    """A view of the product that has this name, laid out."""
+    return formatted(text_of(of_product(view, Ref(RefKind.LOCAL, product))))
+
+
+def checked(text: str, names: Iterable[str] = ()) -> str:
+    """`text`, laid out. Raises LokaError if it reads other names than these, modules and builtins."""
     node = parse(text)
-    allowed = _GLOBALS | _BUILTINS | {_DISPATCH} | {part.id for op in operands for part in _names(parse(op))}
+    allowed = {*_GLOBALS, *_BUILTINS, _DISPATCH, *names}
     for name in _names(node):
         if name.id not in allowed:
             raise LokaError(
@@ -90,15 +99,6 @@ def checked(text: str, operands: Iterable[str] = ()) -> str:
 def globals_of(text: str) -> set[str]:
     """The permitted modules that `text` reads."""
     return {name.id for name in _names(parse(text))} & _GLOBALS
-
-
-def renamed(text: str, scope: NameScope) -> str:
-    """An expression over locals, such as a forward's result, in generated names."""
-    node = parse(text)
-    for name in _names(node):
-        if name.id in scope.local:
-            name.id = scope.local[name.id]
-    return expression_text(node)
 
 
 def _names(node: ast.expr) -> list[ast.Name]:
