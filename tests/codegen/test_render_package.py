@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from loka.codegen import render_package, write_package
 from loka.errors import InputError, LokaError
 from loka.graph.fingerprint import Fingerprint, PlannedCall
-from loka.graph.ir import ForwardIR, Region, SiteCall, Statement
+from loka.graph.ir import ForwardIR, Region
 from loka.plan.plan import BindingKind, Plan, PlannedBinding
 from loka.templating.wrap import WIDTH
 from tests.support.codegen import codegen_plans as plans
+from tests.support.expressions import expression, site_call, statement
 
 ROOT = Path(__file__).parents[2]
 RUFF = shutil.which("ruff") or str(Path(sys.executable).with_name("ruff"))
@@ -35,25 +36,31 @@ LONG = (
 def long_forward() -> ForwardIR:
     """Expressions that fill more than a line, names that are ours, targets that nobody reads, arguments in capitals."""
     far = f"self.{LONG[:60]}.{LONG[:60]}"
+    read = (plans.local("cat"), plans.attribute(far + ".weight"))
     statements = (
-        Statement("torch", "add", "{0} + {1}", (plans.local("X"), plans.attribute(far + ".shift"))),
-        Statement("Kernels", "mul", "{0}.t() * {1}", (plans.local("torch"), plans.attribute(far + ".gain"))),
-        Statement("unused", "add_", "{0}.add_({1})", (plans.local("Kernels"), plans.local("l"))),
-        Statement("_", "module", "self.tables({0})", (plans.local("l"),)),
-        Statement("unused_too", "shape", "{0}.shape", (plans.local("Kernels"),)),
-        Statement(
+        statement("torch", "add", "{0} + {1}", (plans.local("X"), plans.attribute(far + ".shift"))),
+        statement("Kernels", "mul", "{0}.t() * {1}", (plans.local("torch"), plans.attribute(far + ".gain"))),
+        statement("unused", "add_", "{0}.add_({1})", (plans.local("Kernels"), plans.local("l"))),
+        statement("_", "module", "self.tables({0})", (plans.local("l"),)),
+        statement("unused_too", "shape", "{0}.shape", (plans.local("Kernels"),)),
+        statement(
             "cat", "cat", "torch.cat([{0}, {1}], -1)[:, 1:]", (plans.local("Kernels"), plans.attribute(far + ".rest"))
         ),
-        Statement(
+        statement(
             "linear",
             "einsum",
             "torch.einsum('bk,nk->nb', {0}, {1})",
-            (plans.local("cat"), plans.attribute(far + ".weight")),
-            SiteCall("deep", "{0}.reshape(-1, 48)", "{1}.reshape(32, 48)", None, "{0}.t().contiguous()"),
+            read,
+            site_call("deep", read, "{0}.reshape(-1, 48)", "{1}.reshape(32, 48)", out="{0}.t().contiguous()"),
         ),
     )
     return ForwardIR(
-        "", "sample.Deep", ("X", "/", "l", "*", "kernels=torch.float32"), statements, "(linear, kernels)", ()
+        "",
+        "sample.Deep",
+        ("X", "/", "l", "*", "kernels=torch.float32"),
+        statements,
+        expression("(linear, kernels)"),
+        (),
     )
 
 

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from loka.graph import equivalence
-from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
+from loka.graph.expression import Ref, RefKind
+from loka.graph.ir import ForwardIR, Statement
 from loka.graph.trace.examples import ExampleCall, Examples
+from tests.support.expressions import expression, site_call, statement
 from tests.support.models import ir_models as zoo
 
 X, Y, W = Ref(RefKind.LOCAL, "x"), Ref(RefKind.LOCAL, "y"), Ref(RefKind.ATTRIBUTE, "self.w")
-PRODUCT = Statement("y", "matmul", "{0} @ {1}", (X, W), SiteCall("w", "{0}", "{1}.t()", None, "{0}"))
+PRODUCT = statement("y", "matmul", "{0} @ {1}", (X, W), site_call("w", (X, W), "{0}", "{1}.t()"))
 
 
 class Module(nn.Module):
@@ -38,7 +40,7 @@ def said(
     size: int = 8,
     quick: bool = False,
 ) -> str | None:
-    forward = ForwardIR("m", "M", ("x",), statements, result, (), "")
+    forward = ForwardIR("m", "M", ("x",), statements, expression(result), (), "")
     made = module()
     calls = tuple(ExampleCall(batch, (torch.randn(batch, size),), {}) for batch in (4, 7))
     given = made, forward, Examples("m", calls), lambda: copy.deepcopy(made), quick
@@ -46,7 +48,7 @@ def said(
 
 
 def step(template: str, *operands: Ref, target: str = "y") -> Statement:
-    return Statement(target, "step", template, operands)
+    return statement(target, "step", template, operands)
 
 
 def test_the_same_function_passes() -> None:
@@ -101,7 +103,7 @@ def test_other_containers_are_other_outputs() -> None:
 
 
 def test_a_site_that_is_no_linear_is_found_out() -> None:
-    wrong = replace(PRODUCT, call=SiteCall("w", "{0}", "{1}", None, "{0}"))
+    wrong = replace(PRODUCT, call=site_call("w", (X, W), "{0}", "{1}"))
     found = said(wrong)
     assert found is not None
     assert found.startswith("with its GEMMs written as linears, it gives other outputs")
@@ -119,9 +121,10 @@ class Coarse(Module):
 
 
 def test_linears_may_differ_by_the_rounding_of_the_coarsest_parameter() -> None:
-    call = SiteCall("w", "{0}", "{1}.t()", None, "{0} * 1.01")
+    call = site_call("w", (X, W), "{0}", "{1}.t()", out="{0} * 1.01")
     assert said(replace(PRODUCT, call=call)) is not None
-    coarse = replace(PRODUCT, template="{0} @ {1}.float()", call=replace(call, weight="{1}.float().t()"))
+    call = site_call("w", (X, W), "{0}", "{1}.float().t()", out="{0} * 1.01")
+    coarse = statement("y", "matmul", "{0} @ {1}.float()", (X, W), call)
     assert said(coarse, module=Coarse) is None
 
 
@@ -156,8 +159,8 @@ def test_what_rounding_of_float32_hides_is_seen_in_float64() -> None:
     module, calls = Normed(), tuple(ExampleCall(batch, (torch.randn(batch, 8),), {}) for batch in (4, 7))
 
     def found(eps: str) -> tuple[str | None, ...]:
-        norm = Statement("y", "layer_norm", f"torch.nn.functional.layer_norm({{0}}, (8,), eps={eps})", (X,))
-        forward, examples = ForwardIR("m", "M", ("x",), (norm,), "y", (), ""), Examples("m", calls)
+        norm = statement("y", "layer_norm", f"torch.nn.functional.layer_norm({{0}}, (8,), eps={eps})", (X,))
+        forward, examples = ForwardIR("m", "M", ("x",), (norm,), Y, (), ""), Examples("m", calls)
         rounded = equivalence.rounding_difference(module, forward, examples, lambda: copy.deepcopy(module))
         return rounded, equivalence.float64_difference(forward, examples, lambda: copy.deepcopy(module))
 

@@ -11,9 +11,11 @@ from loka.graph.canonical.forwards import as_traced, canonical_forward
 from loka.graph.canonical.recording import out_of_place, recorded
 from loka.graph.canonical.site_calls import with_site_calls
 from loka.graph.equivalence import with_forward
-from loka.graph.ir import ForwardIR, Ref, RefKind, Statement
+from loka.graph.expression import Ref, RefKind, local
+from loka.graph.ir import ForwardIR, Statement
 from loka.graph.sites.weights import Index
 from loka.graph.trace.examples import ExampleCall, Examples
+from tests.support.expressions import statement, template
 
 Sizes = Mapping[str, tuple[int, ...]]
 
@@ -25,10 +27,10 @@ def statements(*lines: str) -> tuple[Statement, ...]:
     """
     made = []
     for line in lines:
-        head, _, template = line.removeprefix("GEMM ").partition(": ")
+        head, _, text = line.removeprefix("GEMM ").partition(": ")
         target, _, op, *names = head.split()
         refs = tuple(Ref(RefKind.ATTRIBUTE if "." in name else RefKind.LOCAL, name) for name in names)
-        made.append(Statement(target, op, template, refs))
+        made.append(statement(target, op, text, refs))
     return tuple(made)
 
 
@@ -42,8 +44,8 @@ def canonical(lines: Sequence[str], inputs: Sizes, parameters: Sizes, read: Sequ
     owner = nn.Module()
     for number, (name, size) in enumerate(parameters.items()):
         owner.register_parameter(name, nn.Parameter(torch.randn(size) + number))
-    result = ", ".join((steps[-1].target, *read))
-    forward = ForwardIR("", "", tuple(inputs), steps, f"({result})", (), "")
+    returned = tuple(map(local, (steps[-1].target, *read)))
+    forward = ForwardIR("", "", tuple(inputs), steps, returned if read else returned[0], (), "")
     calls = tuple(ExampleCall(b, tuple(torch.randn(b, *size) for size in inputs.values()), {}) for b in (3, 5))
 
     def copied() -> nn.Module:
@@ -69,7 +71,7 @@ def texts(forward: ForwardIR) -> list[str]:
 
 def templates(forward: ForwardIR) -> list[str]:
     """The template of each statement."""
-    return [step.template for step in forward.statements]
+    return [template(step) for step in forward.statements]
 
 
 def assert_same(forward: ForwardIR, inputs: Sizes, parameters: Sizes, kept: frozenset[int] = frozenset()) -> None:

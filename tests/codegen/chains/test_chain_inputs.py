@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loka.dispatch import NonFiniteError, patch_of
-from loka.graph.ir import ForwardIR, SiteCall, Statement
+from loka.graph.ir import ForwardIR
 from loka.kernels.fused.norm import norm_reference
 from loka.plan.plan import BindingKind, Plan, PlannedBinding
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen import codegen_plans as plans
 from tests.support.codegen.chain_bodies import BODIES, STACKS, plan_of
 from tests.support.codegen.codegen_plans import PlanPackage
+from tests.support.expressions import site_call, statement
 
 pytestmark = [
     pytest.mark.slow,
@@ -199,12 +200,13 @@ class Compress(nn.Module):
 
 
 def compress_plan() -> Plan:
-    call = SiteCall("left", "{1}.transpose(-1, -2)", "{0}", None, "{0}.transpose(-1, -2)")
+    read = (plans.attribute("self.left"), plans.local("x"))
+    call = site_call("left", read, "{1}.transpose(-1, -2)", "{0}", None, "{0}.transpose(-1, -2)")
     statements = (
-        Statement("product", "matmul", "{0} @ {1}", (plans.attribute("self.left"), plans.local("x")), call),
-        Statement("normed", "layer_norm", "torch.nn.functional.layer_norm({0}, (16,))", (plans.local("product"),)),
+        statement("product", "matmul", "{0} @ {1}", read, call),
+        statement("normed", "layer_norm", "torch.nn.functional.layer_norm({0}, (16,))", (plans.local("product"),)),
     )
-    forward = ForwardIR("body", "sample.Compress", ("x",), statements, "normed", ())
+    forward = ForwardIR("body", "sample.Compress", ("x",), statements, plans.local("normed"), ())
     kind = f"{Compress.__module__}.{Compress.__qualname__}"
     binding = PlannedBinding("", BindingKind.FORWARD, ("body",), kind, (("left",),), (("left", (6, 48)),), forward)
     return plans.make_plan([plans.site_plan("left", k=48, n=6, **chains.CHAIN)], [binding])  # type: ignore[arg-type]

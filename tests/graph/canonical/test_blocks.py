@@ -124,7 +124,7 @@ def test_a_norm_of_blocks_is_one_of_rows(kind: type[NormOfBlocks]) -> None:
     examples = capture_examples(module, [""], inputs)[""]
     forward = trace_forward(module, "", examples, inline=("norm",), sites=("first", "second"))
     assert isinstance(forward, ForwardIR), forward
-    assert ["(24,)" in step.template for step in forward.statements if step.op == "layer_norm"] == [True]
+    assert ["(24,)" in step.text() for step in forward.statements if step.op == "layer_norm"] == [True]
     last = [step for step in forward.statements if step.call is not None][-1]
     assert last.operands[0].text == "first"
     x = torch.randn(6, FIELDS, DIM)

@@ -6,6 +6,7 @@ import pytest
 
 from loka.graph.ir import ForwardIR
 from tests.support.canonical_forms import assert_same, canonical, templates, texts
+from tests.support.expressions import template
 
 X = {"x": (5, 6)}
 PARTS = ("a = getitem x: {0}[:, :2]", "b = getitem x: {0}[:, 2:]")
@@ -88,9 +89,9 @@ def test_parts_of_two_tensors_are_concatenated() -> None:
 def test_sums_with_all_parts_of_a_tensor_are_the_sum_with_it(sums: tuple[str, str]) -> None:
     lines = (*PARTS, f"s = add {sums[0]}: {{0}} + {{1}}", f"u = add {sums[1]}: {{0}} + {{1}}", JOIN)
     join, total = made(lines, {**X, **ROWS}).statements
-    assert join.template == "torch.cat([{0}, {1}], 1)"
+    assert template(join) == "torch.cat([{0}, {1}], 1)"
     assert [ref.text for ref in join.operands] == ["c", "d"]
-    assert total.template == "{0} + {1}"
+    assert template(total) == "{0} + {1}"
     assert {ref.text for ref in total.operands} == {"x", join.target}
 
 

@@ -10,6 +10,7 @@ from loka.graph.canonical.forwards import as_traced
 from loka.graph.equivalence import with_forward
 from tests.support.canonical_forms import canonical as canonical_of
 from tests.support.canonical_forms import statements, templates
+from tests.support.expressions import template
 
 WIDTH = 24
 NORM = "torch.nn.functional.layer_norm({0}, (24,), {1}, {2}, 1e-05)"
@@ -26,7 +27,7 @@ def canonical(*lines: str, read: tuple[str, ...] = (), width: int = WIDTH) -> li
 
 def written(*lines: str) -> list[str]:
     """The templates as they are written."""
-    return [step.template for step in statements(*lines)]
+    return [template(step) for step in statements(*lines)]
 
 
 AFFINE = ("scaled = mul normed self.weight: {0} * {1}", "y = add scaled self.bias: {0} + {1}")

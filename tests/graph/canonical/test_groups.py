@@ -6,6 +6,7 @@ import pytest
 
 from loka.graph.canonical.forwards import as_traced, in_groups, is_canonical
 from tests.support.canonical_forms import assert_same, canonical, statements
+from tests.support.expressions import expression
 
 SILU = ("g = sigmoid x: torch.sigmoid({0})", "s = mul x g: {0} * {1}")
 SILU_ITSELF = "s = silu x: torch.nn.functional.silu({0})"
@@ -16,7 +17,7 @@ CHECK, OTHER = "_ = check x: check({0})", "_ = check x: other({0})"
 
 def grouped(traced: tuple[str, ...], ours: tuple[str, ...], result: str) -> list[tuple[list[str], list[str]]]:
     """For each group, the targets of its statements and of those that it stands for; [] for statements of both."""
-    steps = list(in_groups(statements(*traced), statements(*ours), result))
+    steps = list(in_groups(statements(*traced), statements(*ours), expression(result)))
     assert [step.text() for step in steps] == [step.text() for step in statements(*ours)]
     found: list[tuple[list[str], list[str]]] = []
     while steps:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.canonical_forms import assert_same, canonical, statements, templates, texts
+from tests.support.expressions import template
 
 PARAMETERS = {"w": (6, 6), "b": (6,), "row": (1, 6), "s": ()}
 INPUTS = {"x": (6,), "g": (6,), "h": (6,)}
@@ -59,7 +60,7 @@ def test_a_convolution_of_size_one_is_a_product_with_its_matrix(bias: str) -> No
     found = canonical([f"GEMM y = conv1d x self.w{bias}: {text}"], {"x": (8, 5)}, parameters)
     calls = [step for step in found.statements if step.call is not None]
     assert [step.operands[1].text for step in calls] == ["self.w.flatten(-2)"]
-    assert [step.template for step in calls] == [LINEAR if bias else "torch.nn.functional.linear({0}, {1})"]
+    assert [template(step) for step in calls] == [LINEAR if bias else "torch.nn.functional.linear({0}, {1})"]
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from loka.graph.canonical.forwards import as_traced, is_canonical
 from loka.graph.canonical.recording import out_of_place, recorded
 from loka.graph.equivalence import with_forward
+from loka.graph.expression import local
 from loka.graph.ir import ForwardIR
 from loka.graph.trace.examples import ExampleCall, Examples, ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 from tests.support.canonical_forms import assert_same, canonical, statements, templates, texts
+from tests.support.expressions import template
 
 INPUTS = {"x": (6,), "z": (6,)}
 PRODUCT = "u = mul x z: {0} * {1}"
@@ -23,7 +25,7 @@ PRODUCT = "u = mul x z: {0} * {1}"
 
 def runs_of(*lines: str) -> int:
     """The number of runs that are recorded of a forward of x and z, 0 where it has no canonical form."""
-    forward = ForwardIR("", "", ("x", "z"), statements(*lines), "y", (), "")
+    forward = ForwardIR("", "", ("x", "z"), statements(*lines), local("y"), (), "")
     calls = tuple(ExampleCall(batch, (torch.randn(batch, 6), torch.randn(batch, 6)), {}) for batch in (3, 5))
     runs = recorded(forward, Examples("", calls), nn.Module)
     return len(runs) if out_of_place(forward, runs) else 0
@@ -149,7 +151,7 @@ def test_module_calls_stay_in_their_order() -> None:
     forward = traced(module)
     assert is_canonical(forward)
     assert "torch.nn.functional.silu({0})" in templates(forward)
-    calls = [step.template for step in forward.statements if step.op == "module"]
+    calls = [template(step) for step in forward.statements if step.op == "module"]
     assert calls == ["self.child({0})", "self.other({0})", "self.child({0})"]
     x = torch.randn(4, 6)
     for kept in (None, *range(len(forward.statements))):

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
+from loka.graph.expression import Ref, RefKind, local
+from loka.graph.ir import ForwardIR, Region, Statement
 from loka.graph.patterns.linear_chain import LinearChain, StaticOperands, find_chains
 from loka.graph.patterns.owners import RegionScope, inline_for
 from loka.graph.patterns.region import find_regions
@@ -18,6 +19,7 @@ from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 from loka.model.build_model import BuiltModel
 from loka.zoo.wukong import Wukong, WukongSizes
+from tests.support.expressions import expression, site_call
 from tests.support.models import ir_models as models
 
 KNOWN = StaticOperands(
@@ -37,21 +39,23 @@ TEMPLATES = {
 AFFINE = {"layer_norm": ("weight", "bias"), "rms_norm": ("weight",), "linear": ("weight", "bias")}
 
 
-def statement(line: str, **changes: object) -> Statement:
-    """ "y = linear x", "n = layer_norm y", "z = add y x"; a linear is the site called like its target."""
+def statement(
+    line: str, text: str = "", linear: tuple[str, ...] = ("{0}", "{1}", "{2}"), out: str = "{0}"
+) -> Statement:
+    """ "y = linear x", "n = layer_norm y", "z = add y x"; a linear is the site called like its target.
+
+    `text` is another expression than that of the operation; `linear` and `out` are other views of a site's call.
+    """
     target, _, op, *reads = line.split()
     refs = [Ref(RefKind.LOCAL, name) for name in reads]
     refs += [Ref(RefKind.ATTRIBUTE, f"self.{target}.{name}") for name in AFFINE.get(op, ())]
-    call = SiteCall(target, "{0}", "{1}", "{2}", "{0}") if op == "linear" else None
-    fields: dict[str, object] = {
-        "target": target, "op": op, "template": TEMPLATES[op], "operands": tuple(refs), "call": call,
-    }  # fmt: skip
-    return Statement(**{**fields, **changes})  # type: ignore[arg-type]
+    call = site_call(target, refs, *linear, out=out) if op == "linear" else None
+    return Statement(target, op, expression(text or TEMPLATES[op], refs), call)
 
 
 def forward(*lines: str | Statement, result: str) -> ForwardIR:
     statements = tuple(statement(line) if isinstance(line, str) else line for line in lines)
-    return ForwardIR("", "", ("x",), statements, result, (), "")
+    return ForwardIR("", "", ("x",), statements, expression(result), (), "")
 
 
 def chains(found: ForwardIR) -> tuple[LinearChain, ...]:
@@ -149,22 +153,20 @@ def test_a_norm_before_a_linear_that_no_region_holds_stays_outside() -> None:
 
 
 def test_views_of_operand_and_product() -> None:
-    flipped = SiteCall("y", "{0}.transpose(-1, -2)", "{1}", None, "{0}")
-    view = statement("y = linear n", call=flipped)
+    view = statement("y = linear n", linear=("{0}.transpose(-1, -2)", "{1}"))
     assert spans(forward("n = layer_norm x", view, "a = relu y", result="a")) == [(1, 2, "y")]
-    product = statement("y = linear n", call=SiteCall("y", "{0}", "{1}", None, "{0}.t()"))
+    product = statement("y = linear n", out="{0}.t()")
     assert spans(forward("n = layer_norm x", product, "z = linear y", result="z")) == [(0, 1, "y"), (2, 2, "z")]
-    later = statement("z = linear y", call=SiteCall("z", "{0}.t()", "{1}", None, "{0}"))
+    later = statement("z = linear y", linear=("{0}.t()", "{1}"))
     assert spans(forward("y = linear x", later, result="z")) == [(0, 0, "y"), (1, 1, "z")]
 
 
 def test_a_weight_made_in_the_chain_ends_it() -> None:
-    call = SiteCall("z", "{0}", "{0}.t()", None, "{0}")
-    own = Statement("z", "linear", "torch.matmul({0}, {0})", (Ref(RefKind.LOCAL, "y"),), call)
+    own = statement("z = linear y", "torch.matmul({0}, {0})", linear=("{0}", "{0}.t()"))
     assert spans(forward("y = linear x", own, result="z")) == [(0, 0, "y"), (1, 1, "z")]
-    norm = statement("n = layer_norm y", operands=tuple(Ref(RefKind.LOCAL, "y") for _ in range(3)))
+    norm = statement("n = layer_norm y", TEMPLATES["layer_norm"].format("{0}", "{0}", "{0}"))
     assert spans(forward("y = linear x", norm, result="n")) == [(0, 0, "y")]
-    bias = statement("m = layer_norm y", operands=(Ref(RefKind.LOCAL, "y"), *(Ref(RefKind.LOCAL, "g") for _ in "wb")))
+    bias = statement("m = layer_norm y", TEMPLATES["layer_norm"].format("{0}", "g", "g"))
     assert spans(forward("g = view x", "y = linear x", bias, result="m")) == [(1, 2, "y")]
 
 
@@ -183,7 +185,7 @@ def test_a_weight_made_in_the_chain_ends_it() -> None:
     ],
 )
 def test_norms_that_no_kernel_has(template: str) -> None:
-    norm = statement("n = layer_norm y", template=template)
+    norm = statement("n = layer_norm y", template)
     assert spans(forward("y = linear x", norm, result="n")) == [(0, 0, "y")]
 
 
@@ -198,7 +200,7 @@ def test_norms_that_no_kernel_has(template: str) -> None:
     ],
 )
 def test_activations_in_canonical_words(template: str, taken: bool) -> None:
-    activation = Statement("a", "gelu", template, (Ref(RefKind.LOCAL, "y"),))
+    activation = Statement("a", "gelu", expression(template, (local("y"),)))
     assert spans(forward("y = linear x", activation, result="a")) == [(0, int(taken), "y")]
 
 

@@ -11,13 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
+from loka.graph.expression import Ref, RefKind
+from loka.graph.ir import ForwardIR, Statement
 from loka.graph.patterns.owners import Barriers, RegionScope, inline_for
 from loka.graph.patterns.region import find_regions
 from loka.graph.sites.discover import find_sites
 from loka.graph.sites.flow import Flow
 from loka.graph.sites.site import GemmKind, RowCount, Site
 from loka.model.build_model import BuiltModel
+from tests.support.expressions import expression, site_call
 from tests.support.models import ir_models as zoo
 
 
@@ -27,13 +29,13 @@ def forward(*lines: str, result: str) -> ForwardIR:
     statements = []
     for line in lines:
         target, _, op, *reads = line.split()
-        call = None
+        call, refs = None, [Ref(RefKind.LOCAL, name) for name in reads]
         if op.startswith("linear"):
+            refs.append(Ref(RefKind.ATTRIBUTE, "self.w"))
             flip = ".transpose(-1, -2)" if op.endswith(".T") else ""
-            call = SiteCall(target, "{0}" + flip, "{1}", None, "{0}" + flip)
-        refs = [Ref(RefKind.LOCAL, name) for name in reads] + [Ref(RefKind.ATTRIBUTE, "self.w")] * bool(call)
-        statements.append(Statement(target, op.removesuffix(".T"), "", tuple(refs), call))
-    return ForwardIR("", "", ("x",), tuple(statements), result, (), "")
+            call = site_call(target, refs, "{0}" + flip, "{1}", None, "{0}" + flip)
+        statements.append(Statement(target, op.removesuffix(".T"), tuple(refs), call))
+    return ForwardIR("", "", ("x",), tuple(statements), expression(result), (), "")
 
 
 def spans(found: ForwardIR, *wanted: str) -> list[tuple[str, int, int]]:

@@ -14,6 +14,7 @@ from loka.graph.equivalence import with_forward
 from loka.graph.ir import ForwardIR, Refused
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
+from tests.support.expressions import template
 
 
 class Filled(nn.Module):
@@ -224,7 +225,7 @@ def same(model: nn.Module, forward: ForwardIR) -> None:
 def test_slices_that_fill_a_new_tensor_are_a_concatenation(kind: type[Filled], text: str) -> None:
     forward = traced(kind)
     assert isinstance(forward, ForwardIR), forward
-    assert [step.template for step in forward.statements if step.op == "cat"] == [text]
+    assert [template(step) for step in forward.statements if step.op == "cat"] == [text]
     made = {"new_empty", "zeros", "empty_like", "clone"}
     assert not made.intersection(step.op for step in forward.statements)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from loka.errors import InputError
 from loka.graph.canonical.forwards import as_traced
 from loka.graph.equivalence import with_forward
-from loka.graph.ir import CannotTraceError, ForwardIR, Refused, names_read
+from loka.graph.ir import CannotTraceError, ForwardIR, Refused
 from loka.graph.trace.examples import ExampleCall, Examples
 from loka.graph.trace.printer import attribute, constant, public_name, variable
 from loka.graph.trace.trace import trace_forward
@@ -65,10 +65,6 @@ def test_variables_hide_nothing() -> None:
     assert len(set(names) | {"x"}) == 11
     assert all(name.isidentifier() and name.isascii() for name in names)
     assert not {"class", "torch", "self", "sum"} & set(names)
-
-
-def test_names_in_an_expression() -> None:
-    assert names_read('(a, {"b": c.a}, self.d["e"], f"g")', "abcdefg") == {"a", "c"}
 
 
 class Named(nn.Module):

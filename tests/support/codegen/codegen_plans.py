@@ -10,11 +10,13 @@ from types import ModuleType
 
 from loka.codegen import render_package
 from loka.devices.targets import TargetDevice
-from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
+from loka.graph.expression import Ref, RefKind
+from loka.graph.ir import ForwardIR, Region
 from loka.graph.sites.site import GemmKind, RowCount, Site
 from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import BindingKind, GemmPlan, Plan, PlannedBinding, SitePlan
+from tests.support.expressions import site_call, statement
 from tests.support.importing import import_folder
 
 ROWWISE = OperandRecipe()
@@ -106,33 +108,38 @@ def attribute(text: str) -> Ref:
     return Ref(RefKind.ATTRIBUTE, text)
 
 
+OPERANDS = ("{0}", "{1}", "{2}")  # x, weight, bias
+
+
 def tower_forward(site: str = "tower.fc", prefix: str = "self.") -> ForwardIR:
     """layer_norm -> linear -> silu, then a residual: `forward(x, scale=None)` of a block."""
     statements = (
-        Statement(
+        statement(
             "normed",
             "layer_norm",
             "torch.nn.functional.layer_norm({0}, (48,), {1}, {2}, 1e-05)",
             (local("x"), attribute(f"{prefix}norm.weight"), attribute(f"{prefix}norm.bias")),
             note="norm",
         ),
-        Statement(
+        statement(
             "linear",
             "linear",
             "torch.nn.functional.linear({0}, {1}, {2})",
             (local("normed"), attribute(f"{prefix}fc.weight"), attribute(f"{prefix}fc.bias")),
-            SiteCall(site, "{0}", "{1}", "{2}", "{0}"),
+            site_call(
+                site, (local("normed"), attribute(f"{prefix}fc.weight"), attribute(f"{prefix}fc.bias")), *OPERANDS
+            ),
             note="fc",
         ),
-        Statement("silu", "silu", "torch.nn.functional.silu({0})", (local("linear"),), note="act"),
-        Statement("add", "add", "{0}+{1}", (local("silu"), local("x"))),
+        statement("silu", "silu", "torch.nn.functional.silu({0})", (local("linear"),), note="act"),
+        statement("add", "add", "{0}+{1}", (local("silu"), local("x"))),
     )
     return ForwardIR(
         owner=site.rpartition(".")[0],
         owner_type="sample.Tower",
         arguments=("x",),
         statements=statements,
-        result="add",
+        result=local("add"),
         inlined=("norm", "fc", "act"),
         regions=(Region(site, 0, 2, ("layer_norm", "linear", "silu")),),
     )
@@ -141,23 +148,23 @@ def tower_forward(site: str = "tower.fc", prefix: str = "self.") -> ForwardIR:
 def cross_forward() -> ForwardIR:
     """A low-rank cross on Parameters: two GEMMs, one of them written as a matmul with a (K, N) Parameter."""
     statements = (
-        Statement(
+        statement(
             "down",
             "matmul",
             "{0} @ {1}",
             (local("x"), attribute("self.v[0]")),
-            SiteCall("cross.v.0", "{0}", "{1}.t()", None, "{0}"),
+            site_call("cross.v.0", (local("x"), attribute("self.v[0]")), "{0}", "{1}.t()"),
         ),
-        Statement(
+        statement(
             "up",
             "linear",
             "torch.nn.functional.linear({0}, {1}, {2})",
             (local("down"), attribute("self.w[0]"), attribute("self.b[0]")),
-            SiteCall("cross.w.0", "{0}", "{1}", "{2}", "{0}"),
+            site_call("cross.w.0", (local("down"), attribute("self.w[0]"), attribute("self.b[0]")), *OPERANDS),
         ),
-        Statement("mul", "mul", "{0} * {1}", (local("x"), local("up"))),
+        statement("mul", "mul", "{0} * {1}", (local("x"), local("up"))),
     )
-    return ForwardIR("cross", "sample.Cross", ("x",), statements, "mul", ())
+    return ForwardIR("cross", "sample.Cross", ("x",), statements, local("mul"), ())
 
 
 def forward_plan() -> Plan:
