@@ -41,8 +41,8 @@ class Call:
     """One operation: `target` called with these arguments.
 
     The target is a function of torch ("torch.cat"), a child ("self.fmb[0]"), a method of the first argument
-    (".reshape"), one of Python's operators ("operator.add", "operator.getitem"), "getattr", or what makes a "list", a
-    "dict" of pairs or a "slice".
+    (".reshape"), one of Python's operators ("operator.add", "operator.getitem"), "getattr", an "if" of a condition and
+    its two values, or what makes a "list", a "dict" of pairs or a "slice".
     """
 
     target: str
@@ -150,6 +150,9 @@ def _call(value: Call, name: Callable[[Ref], str]) -> str:
         return f"{_atom(args[0], name)}[{_index(args[1], name)}]"
     if target == "getattr":
         return f"{_atom(args[0], name)}.{args[1]}"
+    if target == "if":
+        condition, then, otherwise = (text_of(each, name) for each in args)
+        return f"{then} if {condition} else {otherwise}"
     if target == "list":
         return _sequence([text_of(each, name) for each in args], "[]")
     if target == "dict":
@@ -182,11 +185,11 @@ def _slice(value: Arg, name: Callable[[Ref], str]) -> str:
 def _atom(value: Arg, name: Callable[[Ref], str]) -> str:
     """What stands before a dot or a bracket."""
     text = text_of(value, name)
-    is_operator = isinstance(value, Call) and (value.target in INFIX or value.target in PREFIX)
+    is_operator = isinstance(value, Call) and value.target in (*INFIX, *PREFIX, "if")
     return f"({text})" if is_operator or not isinstance(value, Ref | Call | str | tuple) else text
 
 
 def _side(value: Arg, name: Callable[[Ref], str]) -> str:
     """One side of an operator."""
     text = text_of(value, name)
-    return f"({text})" if text.startswith("-") or (isinstance(value, Call) and value.target in INFIX) else text
+    return f"({text})" if text.startswith("-") or (isinstance(value, Call) and value.target in (*INFIX, "if")) else text

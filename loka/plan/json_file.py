@@ -60,9 +60,9 @@ class JsonFormat(Generic[Layout]):
         try:
             return self.adapter.validate_json(text, strict=True)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(str(part) for part in first["loc"]) or "the file"
-            what = "there is no such field" if first["type"] == "unexpected_keyword_argument" else first["msg"]
+            found = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))  # of a value of many types
+            place = ".".join(str(part) for part in found["loc"]) or "the file"
+            what = "there is no such field" if found["type"] == "unexpected_keyword_argument" else found["msg"]
             raise InputError(f"{name}: damaged at {place}: {what}; {self.again}") from error
 
     def damaged(self, name: str, what: str) -> InputError:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from loka.errors import LokaError
 from loka.graph.equivalence import source
+from loka.graph.expression import PRODUCT, local, text_of
 from loka.mods.rewriting import merge_siblings, rewriting_tools
 from loka.mods.rewriting.merge_siblings import ALONE, Siblings
 from loka.plan.planner import make_plan
@@ -67,7 +68,8 @@ def test_the_text_has_the_activation_of_both_before_the_split() -> None:
     rewritten = siblings.rewritten(forward)
     assert source(rewritten) == MERGED
     call = next(step.call for step in rewritten.statements if step.call is not None)
-    assert (call.site, call.x, call.weight, call.out) == ("q+k", "{0}", "torch.cat([{1}, {2}])", "{0}")
+    assert (call.site, call.x, call.out) == ("q+k", local("x"), PRODUCT)
+    assert text_of(call.weight) == "torch.cat([self.q.weight, self.k.weight])"
     assert source(rewritten) == source(rewritten, rewritten=True)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from loka.errors import LokaError
+from loka.graph.expression import PRODUCT, text_of
 from loka.graph.ir import ForwardIR
 from loka.mods.rewriting import pad_alignment
 from loka.mods.rewriting.pad_alignment import Pad
@@ -43,14 +44,19 @@ def test_k_alone_keeps_the_product_as_it_is() -> None:
         "torch.nn.functional.pad(self[0].weight, (0, 3)), self[0].bias)"
     )
     assert step.call is not None
-    assert step.call.out == "{0}"
+    assert step.call.out == PRODUCT
 
 
 def test_n_alone_keeps_the_input_as_it_is_and_cuts_the_product() -> None:
     (step,) = padded(Size(32, 1)).statements
     assert step.call is not None
-    assert (step.call.x, step.call.weight) == ("{0}", "torch.nn.functional.pad({1}, (0, 0, 0, 15))")
-    assert (step.call.bias, step.call.out) == ("torch.nn.functional.pad({2}, (0, 15))", "{0}[..., :1]")
+    parts = (step.call.x, step.call.weight, step.call.bias, step.call.out)
+    assert tuple(map(text_of, parts)) == (
+        "input",
+        "torch.nn.functional.pad(self[0].weight, (0, 0, 0, 15))",
+        "torch.nn.functional.pad(self[0].bias, (0, 15))",
+        "product[..., :1]",
+    )
 
 
 def test_aligned_sizes_are_left_alone() -> None:

@@ -12,8 +12,9 @@ import pytest
 from loka.devices.spec import Execution
 from loka.devices.targets import TargetDevice
 from loka.errors import InputError
+from loka.graph.expression import PRODUCT, Call, Constant, Ref, RefKind, local, method
 from loka.graph.fingerprint import Fingerprint, PlannedCall
-from loka.graph.ir import ForwardIR, Ref, RefKind, Region, SiteCall, Statement
+from loka.graph.ir import ForwardIR, Region, SiteCall, Statement
 from loka.kernels.measurements.parts import TimeSource
 from loka.mods.adaptation import Adaptation, RewriteResult, Unchanged
 from loka.numerics.enums import Accumulation, Format, Fuse, Range
@@ -45,14 +46,18 @@ from tests.support.plan.report_plans import interaction
 @pytest.fixture
 def whole_plan(make_plan, make_site, make_settings):
     """A plan that uses every type that a plan can hold."""
-    call = SiteCall("layers.0.rank", "{0}", "{1}.t()", None, "{0}.transpose(-1, -2)")
-    operands = (Ref(RefKind.LOCAL, "x"), Ref(RefKind.ATTRIBUTE, "self.rank"))
+    x, rank = local("x"), Ref(RefKind.ATTRIBUTE, "self.rank")
+    call = SiteCall("layers.0.rank", x, method(rank, "t"), out=method(PRODUCT, "transpose", -1, -2))
+    odd = Call("odd", (x, None, True, 1, 1.0, -0.0, "1", (), (1, (x,)), Constant("torch.float32")), (("dim", -1),))
     forward = ForwardIR(
         owner="layers.0",
         owner_type="pkg.Layer",
         arguments=("x",),
-        statements=(Statement("y", "matmul", "torch.matmul({0}, {1})", operands, call, "fmb.0"),),
-        result="y",
+        statements=(
+            Statement("y", "matmul", Call("torch.matmul", (x, rank)), call, "fmb.0"),
+            Statement("z", "odd", odd),
+        ),
+        result=(local("y"), None),
         inlined=("fmb",),
         regions=(Region("layers.0.rank", 0, 0, ("matmul",)),),
         fingerprint=Fingerprint(
@@ -110,6 +115,7 @@ def test_a_plan_comes_back_equal_and_gives_the_same_bytes(whole_plan):
     text = to_json(whole_plan)
     again = from_json(text)
     assert again == whole_plan
+    assert repr(again) == repr(whole_plan)  # 1 and True are equal
     assert to_json(again) == text
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert text.endswith("}\n")
@@ -179,10 +185,10 @@ def test_a_foreign_file_says_so(text):
         from_json(text, "p.json")
 
 
-@pytest.mark.parametrize("version", ["11", "13", '"12"', "null"])
+@pytest.mark.parametrize("version", ["12", "14", '"13"', "null"])
 def test_another_version_says_what_to_run(version, whole_plan):
-    text = to_json(whole_plan).replace('"version": 12', f'"version": {version}')
-    with pytest.raises(InputError, match=r"^p\.json: the plan has version .* reads 12: .* `loka generate POLICY`"):
+    text = to_json(whole_plan).replace('"version": 13', f'"version": {version}')
+    with pytest.raises(InputError, match=r"^p\.json: the plan has version .* reads 13: .* `loka generate POLICY`"):
         from_json(text, "p.json")
 
 
@@ -219,4 +225,17 @@ def test_a_damaged_file_says_where(pattern, new, place, timed_plan):
     edited = re.sub(pattern, new, text)
     assert edited != text
     with pytest.raises(InputError, match=rf"^p\.json: damaged.*{place}.*; make it again with `loka generate"):
+        from_json(edited, "p.json")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "new", "place"),
+    [
+        ('"kind": "local"', '"kind": "global"', r"args\.0\.Ref\.kind: Input should be 'local', "),
+        (r'"target": "torch\.matmul"', '"target": 7', r"value\.Call\.target: Input should be a valid string"),
+    ],
+)
+def test_a_damaged_expression_says_where(pattern, new, place, whole_plan):
+    edited = re.sub(pattern, new, to_json(whole_plan))
+    with pytest.raises(InputError, match=rf"^p\.json: damaged at bindings\.0\.forward\.statements\.0\..*{place}"):
         from_json(edited, "p.json")

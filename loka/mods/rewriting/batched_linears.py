@@ -13,24 +13,24 @@ sizes FP8 is slower.
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from loka.errors import LokaError
-from loka.graph.ir import ForwardIR, Ref, RefKind, Shape, Statement
+from loka.graph.expression import PRODUCT, Arg, Call, Ref, RefKind, local, locals_in, method, text_of
+from loka.graph.ir import ForwardIR, Shape, Statement
 from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.patterns.norm import arguments, literal, operand
 from loka.graph.patterns.region import ACTIVATIONS
 from loka.mods.adaptation import Unchanged
 from loka.mods.rewriting import rewriting_tools
-from loka.mods.rewriting.rewriting_tools import OperandTexts, PlainLinear, Size
+from loka.mods.rewriting.rewriting_tools import PlainLinear, Size
 from loka.mods.rewriting.rewriting_tracer import JoinedSites
 
 NAME = "batch_small"
 FEWEST = 3
+_ALL = Call("slice", (None, None, None))
 SHARED = "other linears read its input: merge_siblings is for these"
 FEW = f"fewer than {FEWEST} linears of its shape that the mod is for, over different inputs, stand in one forward"
 
@@ -42,8 +42,7 @@ class Batch(JoinedSites):
     mod: ClassVar[str] = NAME
     k: int
     n: int
-    base: str | None  # an expression over the local `source` whose slices along the first dimension are the inputs
-    source: str  # "" if the inputs are stacked
+    base: Arg  # what has the inputs as its slices along the first dimension; None if they are stacked
 
     @property
     def what(self) -> str:
@@ -125,11 +124,15 @@ def _levels(forward: ForwardIR, group: Sequence[PlainLinear]) -> list[list[Plain
     depth: dict[str, int] = {}  # of locals
     levels: dict[int, list[PlainLinear]] = {}
     for place, step in enumerate(forward.statements):
-        here = max((depth.get(ref.text, 0) for ref in step.operands if ref.kind is RefKind.LOCAL), default=0)
+        here = max((depth.get(name, 0) for name in _locals_of(step)), default=0)
         if place in linears:
             levels.setdefault(here, []).append(linears[place])
         depth[step.target] = here + (place in linears)
     return [levels[level] for level in sorted(levels)]
+
+
+def _locals_of(step: Statement) -> list[str]:
+    return [ref.text for ref in step.operands if ref.kind is RefKind.LOCAL]
 
 
 def _unsupported_reason(forward: ForwardIR, group: Sequence[PlainLinear]) -> str | None:
@@ -142,7 +145,7 @@ def _unsupported_reason(forward: ForwardIR, group: Sequence[PlainLinear]) -> str
     steps = (forward.statements[place] for place in sorted(moved))
     stuck = next((step for step in steps if step.op not in rewriting_tools.PURE), None)
     if stuck is not None:
-        what = stuck.text().partition(" = ")[2] if stuck.op == "module" else stuck.op
+        what = text_of(stuck.value) if stuck.op == "module" else stuck.op
         return f"between the linears stands {what!r}, which cannot be moved behind them"
     return None
 
@@ -153,7 +156,7 @@ def _dependent(forward: ForwardIR, places: set[int]) -> set[int]:
     found = set()
     for place in range(min(places), max(places) + 1):
         step = forward.statements[place]
-        if any(ref.kind is RefKind.LOCAL and ref.text in made for ref in step.operands):
+        if not made.isdisjoint(_locals_of(step)):
             found.add(place)
             made.add(step.target)
         if place in places:
@@ -164,94 +167,79 @@ def _dependent(forward: ForwardIR, places: set[int]) -> set[int]:
 def _batch(forward: ForwardIR, group: Sequence[PlainLinear], size: Size, shapes: Mapping[str, Shape]) -> Batch:
     """The batch of a group, in the order of the slices if the inputs are slices of one local."""
     slices = [_slice(forward, linear.x, size.k, shapes) for linear in group]
-    base, source, order = None, "", list(range(len(group)))
+    base, order = None, list(range(len(group)))
     known = [each for each in slices if each is not None]
     if len(known) == len(group) and len({(each.source, each.flat) for each in known}) == 1:
         order.sort(key=lambda number: known[number].index)
         first, last = known[order[0]], known[order[-1]]
         if last.index - first.index == len(group) - 1:
-            source, base = first.source, _base(first, len(group), size.k, shapes[first.source])
+            base = _base(first, len(group), size.k, shapes[first.source])
     members = tuple(group[number].site for number in order)
-    return Batch(rewriting_tools.joined_name(members), members, size.k, size.n, base, source)
+    return Batch(rewriting_tools.joined_name(members), members, size.k, size.n, base)
 
 
-def _base(first: _Slice, parts: int, k: int, shape: Shape) -> str:
-    """Template of the inputs as (parts, B, K), without a copy."""
+def _base(first: _Slice, parts: int, k: int, shape: Shape) -> Call:
+    """The inputs as (parts, B, K), without a copy."""
     begin, unit = first.index, k if first.flat else 1
-    whole = begin == 0 and shape[1] == parts * unit
-    cut = "{0}" if whole else f"{{0}}[:, {begin * unit or ''}:{(begin + parts) * unit}]"
-    return f"{cut}.unflatten(-1, ({parts}, {k})).transpose(0, 1)" if first.flat else f"{cut}.transpose(0, 1)"
+    cut: Arg = local(first.source)
+    if begin > 0 or shape[1] != parts * unit:
+        columns = Call("slice", (begin * unit or None, (begin + parts) * unit, None))
+        cut = Call("operator.getitem", (cut, (_ALL, columns)))
+    return method(method(cut, "unflatten", -1, (parts, k)) if first.flat else cut, "transpose", 0, 1)
 
 
 def _slice(forward: ForwardIR, x: str, k: int, shapes: Mapping[str, Shape]) -> _Slice | None:
     """The part of another local that x is; None where it is none."""
     steps = {step.target: step for step in forward.statements}
-    step = steps.get(x)
-    if step is None or step.op != "getitem" or len(step.operands) != 1 or step.operands[0].kind is not RefKind.LOCAL:
+    taken = _taken(steps.get(x))
+    if taken is None:
         return None
-    source = step.operands[0].text
-    index = _index(step.template)
-    if isinstance(index, int):
-        parts = steps.get(source)
-        return _part(parts, index, k, shapes)
+    source, index = taken
+    if type(index) is int:
+        return _part(steps.get(source), index, k, shapes)
     shape = shapes.get(source, ())
-    if len(shape) == 3 and isinstance(index, tuple) and shape[1] is not None and isinstance(index[0], int):
-        return _Slice(source, index[0] % shape[1], False) if -shape[1] <= index[0] < shape[1] else None
-    if len(shape) == 2 and isinstance(index, tuple) and shape[1] is not None and isinstance(index[0], slice):
-        begin, end, step_ = index[0].indices(shape[1])
-        if (end - begin, step_) == (k, 1) and begin % k == 0:
+    if len(shape) not in (2, 3) or shape[1] is None or not isinstance(index, tuple) or index[:-1] != (_ALL,):
+        return None
+    columns = index[1]
+    if len(shape) == 3 and type(columns) is int:
+        return _Slice(source, columns % shape[1], False) if -shape[1] <= columns < shape[1] else None
+    if len(shape) == 2 and isinstance(columns, Call) and columns.target == "slice":
+        ends = [each for each in columns.args if each is None or type(each) is int]
+        begin, end, step = slice(*ends).indices(shape[1]) if len(ends) == 3 else (0, 0, 0)
+        if (end - begin, step) == (k, 1) and begin % k == 0:
             return _Slice(source, begin // k, True)
     return None
 
 
-def _index(template: str) -> int | tuple[int | slice] | None:
-    """Index of a template: i for "{0}[i]", (i,) for "{0}[:, i]", (slice(i, j),) for "{0}[:, i:j]"; None for others."""
-    node = ast.parse(template.format("x"), mode="eval").body
-    if not isinstance(node, ast.Subscript):
+def _taken(step: Statement | None) -> tuple[str, Arg] | None:
+    """The local that a statement takes something of by an index, and the index; None for another statement."""
+    value = step.value if step is not None else None
+    if not isinstance(value, Call) or value.target != "operator.getitem":
         return None
-    if (whole := _number(node.slice)) is not None:
-        return whole
-    if not isinstance(node.slice, ast.Tuple) or len(node.slice.elts) != 2:
-        return None
-    rows, columns = node.slice.elts
-    if not isinstance(rows, ast.Slice) or any((rows.lower, rows.upper, rows.step)):
-        return None
-    if (one := _number(columns)) is not None:
-        return (one,)
-    if not isinstance(columns, ast.Slice):
-        return None
-    ends = [None if end is None else _number(end) for end in (columns.lower, columns.upper, columns.step)]
-    given = (columns.lower, columns.upper, columns.step)
-    return (slice(*ends),) if all(e is None or f is not None for e, f in zip(given, ends, strict=True)) else None
-
-
-def _number(node: ast.expr) -> int | None:
-    value = literal(node) if isinstance(node, ast.Constant | ast.UnaryOp) else None
-    return value if type(value) is int else None
+    source, index = value.args
+    return (source.text, index) if isinstance(source, Ref) and source.kind is RefKind.LOCAL else None
 
 
 def _part(step: Statement | None, index: int, k: int, shapes: Mapping[str, Shape]) -> _Slice | None:
     """The `index`-th result of an unbind, chunk or split into equal parts along the second dimension."""
-    parsed = arguments(step) if step is not None else None
-    if step is None or parsed is None or step.op not in ("unbind", "chunk", "split") or len(step.operands) != 1:
+    value = step.value if step is not None else None
+    if step is None or not isinstance(value, Call) or step.op not in ("unbind", "chunk", "split") or not value.args:
         return None
-    function, positional, named = parsed
-    method = function == f"operand_0.{step.op}"
-    if not method and (not positional or operand(step, positional[0]) != step.operands[0]):
+    parted, *given = value.args
+    if not isinstance(parted, Ref) or parted.kind is not RefKind.LOCAL:
         return None
-    given = [literal(node) for node in positional[0 if method else 1 :]]
+    source = parted.text
     values = dict(zip(("dim",) if step.op == "unbind" else ("size", "dim"), given, strict=False))
-    values |= {"dim" if name == "dim" else "size": literal(node) for name, node in named.items()}
-    source = step.operands[0].text
+    values |= {"dim" if name == "dim" else "size": each for name, each in value.kwargs}
     shape, dim = shapes.get(source, ()), values.get("dim", 0)
-    if step.operands[0].kind is not RefKind.LOCAL or index < 0 or len(shape) < 2 or shape[1] is None:
+    if index < 0 or len(shape) < 2 or shape[1] is None:
         return None
     if dim not in (1, 1 - len(shape)):
         return None
     if step.op == "unbind":
         return _Slice(source, index, False) if len(shape) == 3 else None
     size, sizes = values.get("size"), shape[1] // k if shape[1] % k == 0 else 0
-    equal = size in ((sizes,) if step.op == "chunk" else (k,)) or size in ([k] * sizes, (k,) * sizes)
+    equal = size in ((sizes,) if step.op == "chunk" else (k,)) or size in (Call("list", (k,) * sizes), (k,) * sizes)
     return _Slice(source, index, True) if len(shape) == 2 and sizes and equal else None
 
 
@@ -262,56 +250,45 @@ def _batched(
     name = rewriting_tools.free_names(forward)
     made: list[Statement] = []
 
-    def stacked(hint: str, templates: Sequence[str], operands: OperandTexts) -> Ref:
+    def stacked(hint: str, parts: Sequence[Arg]) -> Ref:
         target = name(hint)
-        made.append(Statement(target, "stack", f"torch.stack([{', '.join(templates)}])", tuple(operands.refs)))
-        return Ref(RefKind.LOCAL, target)
+        made.append(Statement(target, "stack", Call("torch.stack", (Call("list", tuple(parts)),))))
+        return local(target)
 
-    def of_calls(hint: str, templates: Sequence[str]) -> Ref:
-        operands = OperandTexts()
-        pairs = zip(templates, group, strict=True)
-        parts = [operands.take(template, each.statement.operands) for template, each in pairs]
-        return stacked(hint, parts, operands)
-
-    whole = _whole(forward, [each.x for each in group])
-    if batch.base is not None:
-        x = Ref(RefKind.LOCAL, batch.source)
-    elif whole is not None:
-        x = whole
-    else:
-        operands = OperandTexts()
-        x = stacked("inputs", [operands.add(Ref(RefKind.LOCAL, each.x)) for each in group], operands)
-    base = batch.base or "{0}"
-    weights = of_calls("weights", [each.call.weight for each in group])
+    x: Arg = batch.base
+    if x is None:
+        inputs = [each.x for each in group]
+        whole = _whole(forward, inputs)
+        x = stacked("inputs", [local(each) for each in inputs]) if whole is None else local(whole)
+    weights = method(stacked("weights", [each.call.weight for each in group]), "transpose", 1, 2)
     biases = [each.call.bias for each in group if each.call.bias is not None]
     products = name("products")
     if biases:
-        template = f"torch.baddbmm({{2}}.unsqueeze(1), {base}, {{1}}.transpose(1, 2))"
-        read: tuple[Ref, ...] = (x, weights, of_calls("biases", biases))
-        made.append(Statement(products, "baddbmm", template, read, note=batch.name))
+        value = Call("torch.baddbmm", (method(stacked("biases", biases), "unsqueeze", 1), x, weights))
+        made.append(Statement(products, "baddbmm", value, note=batch.name))
     else:
-        template = f"torch.bmm({base}, {{1}}.transpose(1, 2))"
-        made.append(Statement(products, "bmm", template, (x, weights), note=batch.name))
-    return made + rewriting_tools.taken_apart(forward, products, group, after, ("unbind", "{0}.unbind(0)"), name)
+        made.append(Statement(products, "bmm", Call("torch.bmm", (x, weights)), note=batch.name))
+    return made + rewriting_tools.taken_apart(forward, products, group, after, method(PRODUCT, "unbind", 0), name)
 
 
-def _whole(forward: ForwardIR, inputs: Sequence[str]) -> Ref | None:
+def _whole(forward: ForwardIR, inputs: Sequence[str]) -> str | None:
     """The tensor whose slices along the first dimension are the inputs, in order: the products of an earlier batch."""
     steps = {step.target: step for step in forward.statements}
-    parts = [steps.get(x) for x in inputs]
-    taken = {part.operands for part in parts if part is not None and part.op == "getitem"}
-    if len(taken) != 1 or any(part is None or _index(part.template) != i for i, part in enumerate(parts)):
+    taken = [_taken(steps.get(x)) for x in inputs]
+    source = taken[0][0] if taken[0] is not None else ""
+    unbound = steps.get(source)
+    if unbound is None or taken != [(source, place) for place in range(len(inputs))]:
         return None
-    unbound = steps.get(taken.pop()[0].text)
-    if unbound is None or unbound.template != "{0}.unbind(0)":
+    whole = next(iter(locals_in(unbound.value)), "")
+    if unbound.value != method(local(whole), "unbind", 0):
         return None
-    made = steps.get(unbound.operands[0].text)
+    made = steps.get(whole)
     if made is not None and made.op in ACTIVATIONS:
         made = steps.get(made.operands[0].text)
     if made is None or made.op not in ("bmm", "baddbmm") or "+" not in made.note:  # a batch is named after its members
         return None
-    weights = steps[made.operands[1].text]
-    return unbound.operands[0] if len(weights.operands) == len(inputs) else None
+    (*_, weights) = _locals_of(made)
+    return whole if len(steps[weights].operands) == len(inputs) else None
 
 
 def _gathered(forward: ForwardIR, targets: Sequence[str]) -> ForwardIR:
@@ -322,20 +299,22 @@ def _gathered(forward: ForwardIR, targets: Sequence[str]) -> ForwardIR:
         return forward
     (place,) = places
     step = forward.statements[place]
-    parsed = arguments(step)
-    if parsed is None or parsed[0] not in ("torch.cat", "torch.stack") or not parsed[1]:
+    value, parts = step.value, tuple(map(local, targets))
+    if not isinstance(value, Call) or value.target not in ("torch.cat", "torch.stack"):
         return forward
-    function, (listed, *rest), named = parsed
-    refs = [operand(step, node) for node in listed.elts] if isinstance(listed, ast.List | ast.Tuple) else []
-    if refs != [Ref(RefKind.LOCAL, target) for target in targets]:
-        return forward
-    dims = [literal(node) for node in (*rest, *(node for key, node in named.items() if key == "dim"))]
-    if len(rest) + len(named) != len(dims) or dims not in ([1], [-1] if function == "torch.cat" else [-2]):
+    flat = value.target == "torch.cat"
+    given = (*(("dim", each) for each in value.args[1:]), *value.kwargs)
+    is_all = value.args[:1] in ((parts,), (Call("list", parts),))
+    if not is_all or given not in ((("dim", 1),), (("dim", -1 if flat else -2),)):
         return forward
     unbound = next(each for each in forward.statements if each.target == targets[0]).operands[0].text
-    whole = next(each for each in forward.statements if each.target == unbound).operands
-    op, view = ("flatten", "{0}.flatten(1)") if function == "torch.cat" else ("contiguous", "{0}.contiguous()")
-    transposed = Statement(rewriting_tools.free_names(forward)("transpose"), "transpose", "{0}.transpose(0, 1)", whole)
-    gathered = replace(step, op=op, template=view, operands=(Ref(RefKind.LOCAL, transposed.target),))
+    whole = next(each for each in forward.statements if each.target == unbound).operands[0]
+    name = rewriting_tools.free_names(forward)("transpose")
+    transposed = Statement(name, "transpose", method(whole, "transpose", 0, 1))
+    gathered = replace(
+        step,
+        op="flatten" if flat else "contiguous",
+        value=method(local(name), "flatten", 1) if flat else method(local(name), "contiguous"),
+    )
     statements = [*forward.statements[:place], transposed, gathered, *forward.statements[place + 1 :]]
     return rewriting_tools.without_dead(rewriting_tools.with_statements(forward, statements), {*targets, unbound})

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from loka.errors import LokaError
-from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
+from loka.graph.expression import PRODUCT, Arg, Call, local, method
+from loka.graph.ir import ForwardIR, SiteCall, Statement
 from loka.graph.sites.site import GemmKind, Site
 from loka.mods.adaptation import Unchanged
 from loka.mods.protocols import SiteMod, UnplannedModel
 from loka.mods.rewriting import rewriting_tools
-from loka.mods.rewriting.rewriting_tools import OperandTexts, PlainLinear, Size
+from loka.mods.rewriting.rewriting_tools import PlainLinear, Size
 from loka.mods.rewriting.rewriting_tracer import JoinedSites
 from loka.mods.rewriting.site_rewriting import ModelInChange, SiteOutcome, joined_site
 from loka.policy.policy import ModRule
@@ -60,7 +61,7 @@ class Siblings(JoinedSites):
         after = rewriting_tools.common_activation(forward, group)
         name = rewriting_tools.free_names(forward)
         merged = name("_".join(linear.statement.target for linear in group) if len(group) < 4 else "merged")
-        split = "split", f"{{0}}.split(({', '.join(map(str, self.sizes))}), -1)"
+        split = method(PRODUCT, "split", self.sizes, -1)
         made = rewriting_tools.taken_apart(forward, merged, group, after, split, name)
         places = {linear.place for linear in group}
         first, gone = min(places), places.union(after or ())
@@ -100,18 +101,18 @@ def find(forward: ForwardIR, sites: Mapping[str, Size]) -> tuple[tuple[Siblings,
 
 
 def _merged(target: str, siblings: Siblings, group: Sequence[PlainLinear]) -> Statement:
-    operands = OperandTexts()
-    x = operands.add(Ref(RefKind.LOCAL, group[0].x))
-    weights = [operands.take(linear.call.weight, linear.statement.operands) for linear in group]
+    calls = [linear.call for linear in group]
     biases = [
-        operands.take(linear.call.bias, linear.statement.operands)
-        if linear.call.bias is not None
-        else f"{weight}.new_zeros({n})"
-        for linear, weight, n in zip(group, weights, siblings.sizes, strict=True)
+        method(call.weight, "new_zeros", n) if call.bias is None else call.bias
+        for call, n in zip(calls, siblings.sizes, strict=True)
     ]
-    bias = f"torch.cat([{', '.join(biases)}])" if any(linear.call.bias is not None for linear in group) else None
-    call = SiteCall(siblings.name, x, f"torch.cat([{', '.join(weights)}])", bias, "{0}")
-    return rewriting_tools.linear_statement(target, call, operands.refs, siblings.name)
+    bias = None if all(call.bias is None for call in calls) else _joined(biases)
+    call = SiteCall(siblings.name, local(group[0].x), _joined([call.weight for call in calls]), bias)
+    return rewriting_tools.linear_statement(target, call, siblings.name)
+
+
+def _joined(parts: Sequence[Arg]) -> Call:
+    return Call("torch.cat", (Call("list", tuple(parts)),))
 
 
 @dataclass(frozen=True, slots=True)

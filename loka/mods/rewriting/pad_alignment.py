@@ -79,7 +79,7 @@ def find(forward: ForwardIR, sites: Mapping[str, tuple[Size, int]], crossed: Col
 
 def _padded(statement: Statement, call: SiteCall, pad: Pad) -> Statement:
     made = padded(call, pad.padded.k - pad.k, pad.padded.n - pad.n, pad.n)
-    return rewriting_tools.linear_statement(statement.target, made, statement.operands, statement.note)
+    return rewriting_tools.linear_statement(statement.target, made, statement.note)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from loka.graph.ir import DTYPE, ForwardIR, Ref, RefKind, Statement, names_read
+from loka.graph.expression import Arg, Call, Constant, Ref, RefKind, local, locals_in, method
+from loka.graph.ir import DTYPE, ForwardIR, Statement
 from loka.graph.patterns.fm_interaction import in_place_reason
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import NormRun, norm_starting_at
@@ -44,13 +45,10 @@ from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewrittenOwner, is_
 NAME = "residual_high_precision"
 NO_SUM = "its forward has no residual sum a + b of locals of one shape, one of which is computed from the other"
 
-_SUMS = ("{0} + {1}", "torch.add({0}, {1})", "{0}.add({1})")
+_SUMS = ("operator.add", "torch.add", ".add")
 _VIEWS = frozenset({"flatten", "unflatten", "view", "reshape", "transpose", "permute", "squeeze", "unsqueeze"})
-_SIZES = ("{0}.shape", "{0}.size()", "{0}.size(", "{0}.dim()", "{0}.numel()")
-_WIDER = {
-    "float32": "{0}.to(torch.promote_types({0}.dtype, torch.float32))",
-    "bfloat16": "{0}.to(torch.bfloat16) if {0}.dtype == torch.float16 else {0}",
-}
+_SIZES = (".size", ".dim", ".numel")
+_FLOAT32 = Constant("torch.float32")
 
 
 def widen_residual_sums(forward: ForwardIR, dtype: str, wants: Callable[[str], bool]) -> RewrittenOwner | str:
@@ -68,8 +66,8 @@ def widen_residual_sums(forward: ForwardIR, dtype: str, wants: Callable[[str], b
     stream = _residual_stream(forward, wants)
     if not stream.sums:
         return NO_SUM
-    statements, result = _Writer(forward, stream, dtype).written()
-    rewritten = replace(forward, statements=statements, result=result, regions=(), mixes=(), joins=(), crosses=())
+    statements = _Writer(forward, stream, dtype).written()
+    rewritten = replace(forward, statements=statements, regions=(), mixes=(), joins=(), crosses=())
     return RewrittenOwner(rewritten, tuple(forward.statements[place].target for place in sorted(stream.sums)))
 
 
@@ -124,12 +122,32 @@ def _residual_stream(forward: ForwardIR, wants: Callable[[str], bool]) -> _Resid
 def _is_residual(
     statement: Statement, before: Mapping[str, set[str]], viewed: Mapping[str, str], widened: set[str]
 ) -> bool:
-    if not statement.even or statement.template not in _SUMS or statement.call is not None:
+    if not statement.even or not _is_sum(statement) or statement.call is not None:
         return False
-    left, right = (ref.text for ref in statement.operands)
+    left, right = locals_in(statement.value)
     pairs = ((left, right), (right, left))
     related = any(viewed.get(one, one) in before.get(other, set()) for one, other in pairs)
-    return left != right and (related or left in widened or right in widened)
+    return related or left in widened or right in widened
+
+
+def _is_sum(statement: Statement) -> bool:
+    """True for a sum of two locals, and nothing else."""
+    value = statement.value
+    if not isinstance(value, Call) or value.target not in _SUMS or value.kwargs:
+        return False
+    return len(value.args) == 2 and tuple(map(local, locals_in(value))) == value.args
+
+
+def _dtype_of(value: Ref) -> Call:
+    return Call("getattr", (value, "dtype"))
+
+
+def _is_of_sizes(statement: Statement) -> bool:
+    """True if only the sizes of a local are read."""
+    value = statement.value
+    if not isinstance(value, Call) or value.args[:1] != statement.operands:
+        return False
+    return value.target in _SIZES or (value.target, value.args[1:]) == ("getattr", ("shape",))
 
 
 def _is_view(statement: Statement) -> bool:
@@ -157,7 +175,7 @@ class _Writer:
     """Rewrites the forward: widened locals get a second name, and are cast before their first other reader."""
 
     def __init__(self, forward: ForwardIR, stream: _ResidualStream, dtype: str) -> None:
-        self._forward, self._stream, self._wider, self._dtype_name = forward, stream, _WIDER[dtype], dtype
+        self._forward, self._stream, self._dtype_name = forward, stream, dtype
         self._kept_wide = stream.widened_locals(forward)
         self._new = free_names(forward)
         self._wide: dict[str, str] = {}  # local -> its name in the wider dtype
@@ -167,8 +185,8 @@ class _Writer:
         self._roots = self._widened()
         self._made: list[Statement] = []
 
-    def written(self) -> tuple[tuple[Statement, ...], str]:
-        """The statements and the result."""
+    def written(self) -> tuple[Statement, ...]:
+        """The statements."""
         for text in self._forward.arguments:
             self._widen(text.partition("=")[0].strip(), "")
         place, statements = 0, self._forward.statements
@@ -178,9 +196,9 @@ class _Writer:
             for number in range(place, last + 1):
                 self._write(number, run)
             place = last + 1
-        for name in sorted(names_read(self._forward.result, self._kept_wide)):
+        for name in sorted(self._kept_wide.intersection(locals_in(self._forward.result))):
             self._narrow(name)
-        return tuple(self._made), self._forward.result
+        return tuple(self._made)
 
     def _widened(self) -> frozenset[str]:
         """The locals that enter a stream: of two operands that are not widened, the one that is set first.
@@ -208,27 +226,31 @@ class _Writer:
             ends = run is None or place == run.last
             self._write_wide(statement, renamed=ends, vectors=run is not None and run.first == run.last)
         else:
-            operands = tuple(self._read(ref, statement) for ref in statement.operands)
-            self._made.append(replace(statement, operands=operands))
+            read = {ref: self._read(ref, statement) for ref in statement.operands}
+            self._made.append(statement.reads(lambda ref: read[ref]))
         self._widen(statement.target, statement.note)
 
     def _write_wide(self, statement: Statement, renamed: bool, vectors: bool) -> None:
-        """Writes a statement on wide operands; `renamed`: widen its target; `vectors`: cast all but the first."""
-        template = statement.template
-        for number, ref in enumerate(statement.operands[1:] if vectors else (), start=1):
-            if ref.text not in self._wide:
-                template = template.replace(f"{{{number}}}", self._wider.replace("{0}", f"{{{number}}}"))
-        operands = tuple(
-            replace(ref, text=self._wide.get(ref.text, ref.text)) if ref.kind is RefKind.LOCAL else ref
-            for ref in statement.operands
-        )
-        target = statement.target
+        """Writes a statement on wide operands; `renamed`: widen its target; `vectors`: cast what is not wide."""
+
+        def read(ref: Ref) -> Arg:
+            if ref.text in self._wide:
+                return local(self._wide[ref.text])
+            return self._wider(ref) if vectors else ref
+
+        wide, target = statement.reads(read), statement.target
         if renamed:
             self._wide[target] = self._new(f"{target}_wide")
             self._sources[target] = statement
-        self._made.append(
-            replace(statement, target=self._wide.get(target, target), template=template, operands=operands)
-        )
+        self._made.append(replace(wide, target=self._wide.get(target, target)))
+
+    def _wider(self, value: Ref) -> Call:
+        """A value in the wider dtype."""
+        dtype = _dtype_of(value)
+        if self._dtype_name == "float32":
+            return method(value, "to", Call("torch.promote_types", (dtype, _FLOAT32)))
+        is_half = Call("operator.eq", (dtype, Constant("torch.float16")))
+        return Call("if", (is_half, method(value, "to", Constant("torch.bfloat16")), value))
 
     def _widen(self, name: str, note: str) -> None:
         """Write the wider copy of a local that enters a stream.
@@ -238,17 +260,15 @@ class _Writer:
         """
         if name in self._roots:
             self._wide[name] = self._new(f"{name}_wide")
-            wider = f"({self._wider})" if " if " in self._wider else self._wider
-            self._made.append(
-                Statement(self._wide[name], "to", f"{wider}.view_as({{0}})", (Ref(RefKind.LOCAL, name),), note=note)
-            )
+            value = method(self._wider(local(name)), "view_as", local(name))
+            self._made.append(Statement(self._wide[name], "to", value, note=note))
 
     def _read(self, ref: Ref, statement: Statement) -> Ref:
         """An operand of a statement outside the stream: in the model's dtype, except for reading its sizes."""
         if ref.kind is not RefKind.LOCAL or ref.text not in self._kept_wide:
             return ref
-        if statement.template.startswith(_SIZES) and len(statement.operands) == 1:
-            return replace(ref, text=self._wide[ref.text])
+        if _is_of_sizes(statement):
+            return local(self._wide[ref.text])
         self._narrow(ref.text)
         return ref
 
@@ -256,32 +276,30 @@ class _Writer:
         """Cast a widened local to its dtype in the model, once."""
         if name not in self._cast:
             self._cast.add(name)
-            operands = (Ref(RefKind.LOCAL, self._wide[name]), self._dtype(name))
-            self._made.append(Statement(name, "to", "{0}.to({1})", operands, note=self._sources[name].note))
+            value = method(local(self._wide[name]), "to", self._dtype(name))
+            self._made.append(Statement(name, "to", value, note=self._sources[name].note))
 
     def _dtype(self, name: str) -> Ref:
         """The local with the dtype that a widened one has in the model; computed before its first reader."""
         if name in self._dtypes:
             return self._dtypes[name]
         source = self._sources[name]
-        read = [ref for ref in source.operands if ref.kind is RefKind.LOCAL]
-        if source.template in _SUMS:
-            parts = [self._dtype(ref.text) if ref.text in self._kept_wide else ref for ref in read]
-            texts = [
-                f"{{{number}}}{'' if ref.text in self._kept_wide else '.dtype'}" for number, ref in enumerate(read)
-            ]
-            template, operands = f"torch.promote_types({', '.join(texts)})", tuple(parts)
+        read = locals_in(source.value)
+        if _is_sum(source):
+            dtypes = [self._dtype(each) if each in self._kept_wide else _dtype_of(local(each)) for each in read]
+            value = Call("torch.promote_types", tuple(dtypes))
         elif source.op in _VIEWS and self._is_view_of_stream(name):
-            self._dtypes[name] = self._dtype(read[0].text)
+            self._dtypes[name] = self._dtype(read[0])
             return self._dtypes[name]
         else:
             # Under autocast a norm returns float32 for every input except float64.
-            wide = "torch.promote_types({1}, torch.float32)"
-            template = f"{wide} if torch.is_autocast_enabled({{0}}.device.type) else {{1}}"
-            operands = (Ref(RefKind.LOCAL, self._wide[name]), self._dtype(self._normed(name)))
+            device = Call("getattr", (Call("getattr", (local(self._wide[name]), "device")), "type"))
+            own = self._dtype(self._normed(name))
+            wide = Call("torch.promote_types", (own, _FLOAT32))
+            value = Call("if", (Call("torch.is_autocast_enabled", (device,)), wide, own))
         target = self._new(f"{name}_dtype")
-        self._made.append(Statement(target, DTYPE, template, operands, note=source.note))
-        self._dtypes[name] = Ref(RefKind.LOCAL, target)
+        self._made.append(Statement(target, DTYPE, value, note=source.note))
+        self._dtypes[name] = local(target)
         return self._dtypes[name]
 
     def _is_view_of_stream(self, name: str) -> bool:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from string import Formatter
 
 from loka.errors import LokaError
 from loka.graph.canonical.forwards import as_traced
-from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
+from loka.graph.expression import PRODUCT, Call, Ref, RefKind, local, mapped, of_product, refs_in
+from loka.graph.ir import ForwardIR, SiteCall, Statement
 from loka.graph.patterns import fm_interaction
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.region import ACTIVATIONS, NORMS
 from loka.graph.sites.flow import ELEMENTWISE
-from loka.graph.trace.printer import literal, variable
+from loka.graph.trace.printer import variable
 
 VIEWS = frozenset({"getitem", "unbind", "chunk", "split"})
 PURE = (
@@ -70,49 +70,17 @@ def plain_linears(forward: ForwardIR, sites: Mapping[str, Size]) -> tuple[tuple[
 
 
 def _plain(place: int, statement: Statement, call: SiteCall) -> PlainLinear | None:
-    inner = call.x.removeprefix("{").removesuffix("}")
-    if call.out != "{0}" or call.x != f"{{{inner}}}" or not inner.isdecimal():
+    x = call.x
+    if call.out != PRODUCT or not isinstance(x, Ref) or x.kind is not RefKind.LOCAL:
         return None
-    x = statement.operands[int(inner)]
-    used = {field for text in (call.weight, call.bias or "") for field in fields_of(text)}
-    weights = [statement.operands[number] for number in used]
-    if x.kind is not RefKind.LOCAL or any(ref.kind is not RefKind.ATTRIBUTE for ref in weights):
+    if any(ref.kind is not RefKind.ATTRIBUTE for ref in refs_in(call.weight, call.bias)):
         return None
     return PlainLinear(place, call.site, x.text, statement, call)
 
 
-def fields_of(template: str) -> tuple[int, ...]:
-    """The indices of the operands that a template reads, in order."""
-    return tuple(int(field) for _, field, _, _ in Formatter().parse(template) if field)
-
-
-class OperandTexts:
-    """Collects the operands of a statement that is built from others."""
-
-    def __init__(self) -> None:
-        self.refs: list[Ref] = []
-
-    def add(self, ref: Ref) -> str:
-        """The operand as template text."""
-        if ref not in self.refs:
-            self.refs.append(ref)
-        return f"{{{self.refs.index(ref)}}}"
-
-    def take(self, template: str, operands: Sequence[Ref]) -> str:
-        """Another statement's template, with its operands renumbered for this one."""
-        parts = []
-        for text, field, _, _ in Formatter().parse(template):
-            parts.append(literal(text))
-            if field is not None:
-                parts.append(self.add(operands[int(field)]))
-        return "".join(parts)
-
-
-def linear_statement(target: str, call: SiteCall, operands: Sequence[Ref], note: str) -> Statement:
+def linear_statement(target: str, call: SiteCall, note: str) -> Statement:
     """A site's call as torch.nn.functional.linear between its changes of view."""
-    parts = [part for part in (call.x, call.weight, call.bias) if part is not None]
-    template = call.out.replace("{0}", f"torch.nn.functional.linear({', '.join(parts)})")
-    return Statement(target, "linear", template, tuple(operands), call, note)
+    return Statement(target, "linear", call.linear(call.x, call.weight, call.bias), call, note)
 
 
 def free_names(forward: ForwardIR) -> Callable[[str], str]:
@@ -149,8 +117,12 @@ def without_dead(forward: ForwardIR, pure: Container[str]) -> ForwardIR:
 def in_place_reason(forward: ForwardIR, except_places: Container[int] = ()) -> str | None:
     """The first statement, except at some places, that may change a tensor in place, in words, or None."""
     steps = [step for place, step in enumerate(forward.statements) if place not in except_places]
-    unread = [step for step in steps if step.target == "_" and step.op in PURE and "inplace=True" not in step.template]
+    unread = [step for step in steps if step.target == "_" and step.op in PURE and not _is_in_place(step)]
     return fm_interaction.in_place_reason([step for step in steps if step not in unread])
+
+
+def _is_in_place(step: Statement) -> bool:
+    return isinstance(step.value, Call) and ("inplace", True) in step.value.kwargs
 
 
 def common_activation(forward: ForwardIR, group: Sequence[PlainLinear]) -> tuple[int, ...] | None:
@@ -163,7 +135,7 @@ def common_activation(forward: ForwardIR, group: Sequence[PlainLinear]) -> tuple
             return None
         places.append(max(read))
     steps = [forward.statements[place] for place in places]
-    alike = {(step.op, step.template) for step in steps}
+    alike = {(step.op, mapped(step.value, lambda _: PRODUCT)) for step in steps}
     alone = all(len(step.operands) == 1 and step.call is None and step.target != "_" for step in steps)
     return tuple(places) if len(alike) == 1 and alone and steps[0].op in ACTIVATIONS else None
 
@@ -173,25 +145,25 @@ def taken_apart(
     product: str,
     group: Sequence[PlainLinear],
     after: Sequence[int] | None,
-    split: tuple[str, str],
+    split: Call,
     name: Callable[[str], str],
 ) -> list[Statement]:
     """The statements that make the results of several linears of their joined `product`.
 
-    `after` are their activations, which are computed on all of it; `split` is the operation that takes it apart, with
-    its template; `name` makes names for locals.
+    `after` are their activations, which are computed on all of it; `split` is the method of `PRODUCT` that takes it
+    apart; `name` makes names for locals.
     """
     made = []
     if after is not None:
         step = forward.statements[after[0]]
         activated = name(f"{product}_{step.op}")
-        made.append(Statement(activated, step.op, step.template, (Ref(RefKind.LOCAL, product),), note=step.note))
+        made.append(Statement(activated, step.op, mapped(step.value, lambda _: local(product)), note=step.note))
         product = activated
     parts = name("parts")
-    made.append(Statement(parts, *split, (Ref(RefKind.LOCAL, product),)))
+    made.append(Statement(parts, split.target.removeprefix("."), of_product(split, local(product))))
     for number, place in enumerate(after or [linear.place for linear in group]):
         target = forward.statements[place].target
-        made.append(Statement(target, "getitem", f"{{0}}[{number}]", (Ref(RefKind.LOCAL, parts),)))
+        made.append(Statement(target, "getitem", Call("operator.getitem", (local(parts), number))))
     return made
 
 

@@ -9,16 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from loka.graph.ir import ForwardIR, Ref, RefKind, SiteCall, Statement
+from loka.graph.expression import Call, local
+from loka.graph.ir import ForwardIR, SiteCall, Statement
 from loka.graph.sites.site import GemmKind
 from loka.mods.protocols import SiteMod, UnplannedModel
-from loka.mods.rewriting.rewriting_tools import (
-    OperandTexts,
-    fields_of,
-    free_names,
-    linear_statement,
-    with_statements,
-)
+from loka.mods.rewriting.rewriting_tools import free_names, linear_statement, with_statements
 from loka.mods.rewriting.rewriting_tracer import OwnedChange, SiteChange
 from loka.mods.rewriting.site_rewriting import ModelInChange, SiteOutcome
 from loka.policy.policy import ModRule
@@ -41,17 +36,13 @@ class LateBias(SiteChange):
             if call is None or call.site != self.name or call.bias is None:
                 statements.append(step)
             else:
-                statements += _split(step, call, call.bias, name("product"))
+                statements += _split(step, call, name("product"))
         return with_statements(forward, statements)
 
 
-def _split(step: Statement, call: SiteCall, bias: str, product: str) -> tuple[Statement, Statement]:
-    texts = OperandTexts()
-    x, weight = texts.take(call.x, step.operands), texts.take(call.weight, step.operands)
-    plain = linear_statement(product, replace(call, x=x, weight=weight, bias=None), texts.refs, step.note)
-    (place,) = fields_of(bias)
-    added = (Ref(RefKind.LOCAL, product), step.operands[place])
-    return plain, Statement(step.target, "add", "{0} + {1}", added, None, step.note)
+def _split(step: Statement, call: SiteCall, product: str) -> tuple[Statement, Statement]:
+    plain = linear_statement(product, replace(call, bias=None), step.note)
+    return plain, Statement(step.target, "add", Call("operator.add", (local(product), call.bias)), note=step.note)
 
 
 @dataclass(frozen=True, slots=True)

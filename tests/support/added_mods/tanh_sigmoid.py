@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from loka.graph.expression import Arg, Call
 from loka.graph.ir import ForwardIR
 from loka.graph.sites.flow import Flow
 from loka.graph.source import has_own_forward
@@ -17,19 +18,25 @@ from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewrittenOwner, wri
 
 NAME = "tanh_sigmoid"
 NO_SIGMOID = "its forward has no sigmoid of a local"
-_SIGMOIDS = ("torch.sigmoid({0})", "torch.nn.functional.sigmoid({0})", "{0}.sigmoid()")
+_SIGMOIDS = ("torch.sigmoid", "torch.nn.functional.sigmoid", ".sigmoid")
 
 
 def without_sigmoids(forward: ForwardIR, means: Callable[[str], bool]) -> RewrittenOwner | str:
     """The forward with the sigmoids that are meant computed otherwise, or why it stays."""
     statements, targets = list(forward.statements), []
     for place, step in enumerate(forward.statements):
-        if step.template in _SIGMOIDS and means(writer_of(forward, place)):
-            statements[place] = replace(step, op="tanh", template="0.5 + 0.5 * torch.tanh(0.5 * {0})")
+        value = step.value
+        if isinstance(value, Call) and value.target in _SIGMOIDS and means(writer_of(forward, place)):
+            statements[place] = replace(step, op="tanh", value=_by_tanh(*value.args))
             targets.append(step.target)
     if not targets:
         return NO_SIGMOID
     return RewrittenOwner(with_statements(replace(forward, regions=()), statements), tuple(targets))
+
+
+def _by_tanh(x: Arg) -> Call:
+    tanh = Call("torch.tanh", (Call("operator.mul", (0.5, x)),))
+    return Call("operator.add", (0.5, Call("operator.mul", (0.5, tanh))))
 
 
 @dataclass(frozen=True, slots=True)
