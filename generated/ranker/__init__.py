@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "59750c8cfcdd2ea3e48a9e7c4e19fa6f9bdf3f7bac8efe231a332b4a52524a7b"
+STAMP = "97758d9c0d919a04f032cb0c0e26f778d0e43e6f2dbd07c455d2fd0ea80d89f3"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

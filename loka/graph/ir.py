@@ -71,6 +71,11 @@ class Statement:
         call = self.call
         return refs_in(self.value) if call is None else refs_in(self.value, call.x, call.weight, call.bias)
 
+    @property
+    def form(self) -> str:
+        """What it does, whatever its operands are called."""
+        return text_of(self.value, lambda ref: ref.kind)
+
     def text(self) -> str:
         """The statement as Python code, without replacing its GEMM."""
         return f"{self.target} = {text_of(self.value)}"

@@ -12,6 +12,7 @@ _OPERATORS = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "truediv", ast.MatMult: "matmul", ast.Pow: "pow",
     ast.FloorDiv: "floordiv", ast.USub: "neg",
 }  # fmt: skip
+_COMPARISONS = {ast.Gt: "gt", ast.GtE: "ge", ast.Lt: "lt", ast.LtE: "le", ast.Eq: "eq"}
 
 
 def expression(template: str, operands: Sequence[Ref] = ()) -> Arg:
@@ -51,12 +52,16 @@ def _arg(node: ast.expr, names: dict[str, Ref]) -> Arg:
             return value
         case ast.UnaryOp(ast.USub(), ast.Constant(value)):
             return -value
+        case ast.UnaryOp(op, value):
+            return Call(f"operator.{_OPERATORS[type(op)]}", inner(value))
         case ast.Tuple(items):
             return inner(*items)
         case ast.List(items):
             return Call("list", inner(*items))
         case ast.BinOp(left, op, right):
             return Call(f"operator.{_OPERATORS[type(op)]}", inner(left, right))
+        case ast.Compare(left, [op], [right]):
+            return Call(f"operator.{_COMPARISONS[type(op)]}", inner(left, right))
         case ast.Subscript(value, index):
             return Call("operator.getitem", inner(value, index))
         case ast.Slice():
@@ -69,7 +74,10 @@ def _arg(node: ast.expr, names: dict[str, Ref]) -> Arg:
             return Call(ast.unparse(func), inner(*args), named)
         case ast.Attribute(value, name) if _reads(node):
             return Call("getattr", (*inner(value), name))
-    return Constant(ast.unparse(node))
+    text = ast.unparse(node)  # of what is no operation
+    for name, ref in names.items():
+        text = text.replace(name, ref.text)
+    return Constant(text)
 
 
 def _reads(node: ast.expr) -> bool:

@@ -11,7 +11,7 @@ from loka.graph.canonical.lowering import lowered
 from loka.graph.canonical.nodes import Value
 from loka.graph.canonical.recording import Run
 from loka.graph.canonical.views import CannotEmitError
-from loka.graph.expression import Arg, RefKind, locals_in, text_of
+from loka.graph.expression import Arg, RefKind, locals_in
 from loka.graph.ir import (
     PART,
     ConcatNorm,
@@ -184,16 +184,9 @@ def _cuts(traced: Sequence[Statement], canonical: Sequence[Statement], result: A
 
 def _same_effects(traced: Sequence[Statement], canonical: Sequence[Statement], old: int, new: int) -> bool:
     """True if the same statements without a target are before a cut in both forms, but for those left out in one."""
-    before, ours = (
-        [_without_names(step) for step in steps if step.target == "_"] for steps in (traced[:old], canonical[:new])
-    )
-    every = Counter(_without_names(step) for step in canonical if step.target == "_")
+    before, ours = ([step.form for step in steps if step.target == "_"] for steps in (traced[:old], canonical[:new]))
+    every = Counter(step.form for step in canonical if step.target == "_")
     return Counter(ours) == Counter(before) & every
-
-
-def _without_names(step: Statement) -> str:
-    """What a statement does, whatever its operands are called in its form."""
-    return text_of(step.value, lambda ref: ref.kind)
 
 
 def _needs(steps: Sequence[Statement], result: Arg, names: set[str]) -> list[set[str]]:

@@ -29,11 +29,11 @@ class Called:
         With it, the target of the traced statement that shows it.
         """
         called = {step.call.site for step in forward.statements if step.call is not None}
-        left = {(step.target, step.op) for step in forward.statements if step.call is None}
+        left = {(step.target, step.form) for step in forward.statements if step.call is None}
         readers = [(step, self._read(place, step)) for place, step in enumerate(self.forward.statements)]
         for site in self.sites:
             steps = [step for step, read in readers if site in read]
-            others = [step for step in steps if step.op in GEMMS and (step.target, step.op) in left]
+            others = [step for step in steps if step.op in GEMMS and (step.target, step.form) in left]
             if site not in called or others:
                 step = next(iter((*others, *steps)), None)
                 return self._reason(site, step), None if step is None else step.target

@@ -318,8 +318,9 @@ def _other(statement: Statement, op: str, target: str) -> Ref | None:
 def is_pair(statement: Statement, op: str) -> bool:
     """True for `x + y` ("add") or `x * y` ("mul") of two names, in canonical form."""
     value = statement.value
-    is_op = isinstance(value, Call) and value.target == f"operator.{op}" and statement.op == op
-    return is_op and isinstance(value, Call) and value.args == statement.operands
+    if not isinstance(value, Call) or value.target != f"operator.{op}" or statement.op != op:
+        return False
+    return all(isinstance(each, Ref) for each in value.args)
 
 
 def _is_plain_activation(statement: Statement) -> bool:

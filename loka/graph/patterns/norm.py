@@ -113,8 +113,8 @@ def _norm(statement: Statement) -> ChainNorm | None:
         return None
     if [weight is None, bias is None] != [each is None for each in vectors]:
         return None
-    fixed = TORCH_NORMS[kind].fixed
-    if not isinstance(named["input"], Ref) or any(named[name] != each for name, each in fixed.items()):
+    fixed, x = TORCH_NORMS[kind].fixed, named["input"]
+    if not isinstance(x, Ref) or x in (weight, bias) or any(named[name] != each for name, each in fixed.items()):
         return None
     return ChainNorm(kind, sizes[0], float(eps), weight, bias)
 

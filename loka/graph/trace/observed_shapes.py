@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from loka.graph.equivalence import with_forward
-from loka.graph.expression import RefKind, local
+from loka.graph.expression import Call, Ref, RefKind, local
 from loka.graph.ir import ForwardIR, Shape, Statement
 from loka.graph.trace.examples import Examples, copy_tree
 
@@ -56,11 +56,12 @@ def with_even_statements(forward: ForwardIR, shapes: Mapping[str, Shape]) -> For
 
 
 def _is_even(statement: Statement, shapes: Mapping[str, Shape]) -> bool:
-    names = [ref.text for ref in statement.operands if ref.kind is RefKind.LOCAL]
-    if statement.op not in _PAIRS or statement.call is not None or len(names) != 2 or len(statement.operands) != 2:
+    value, shape = statement.value, shapes.get(statement.target)
+    if statement.op not in _PAIRS or statement.call is not None or not isinstance(value, Call) or shape is None:
         return False
-    shape = shapes.get(statement.target)
-    return shape is not None and all(shapes.get(name) == shape for name in names)
+    read = [each.text for each in value.args if isinstance(each, Ref) and each.kind is RefKind.LOCAL]
+    others = len(value.args) - len(read) + len(value.kwargs)
+    return (len(read), others) == (2, 0) and all(shapes.get(name) == shape for name in read)
 
 
 def _common(name: str, seen: Sequence[Mapping[str, Shape]]) -> Shape:

@@ -210,5 +210,5 @@ def test_the_same_operation_twice_is_one_value() -> None:
     )
     found = canonical(lines, {"x": (6,)}, {"w": (6, 6)})
     assert sum(step.call is not None for step in found.statements) == 1
-    assert found.statements[-1].operands[0] == found.statements[-1].operands[1]
+    assert template(found.statements[-1]) == "{0} + {0}"
     assert_same(found, {"x": (6,)}, {"w": (6, 6)})

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from loka.graph.canonical.forwards import as_traced, is_canonical
 from loka.graph.equivalence import with_forward
+from loka.graph.expression import PRODUCT
 from loka.graph.ir import ForwardIR
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
@@ -75,7 +76,7 @@ def test_gemms_are_linears_of_rows_and_the_forward_computes_the_same(kind: type[
     module = kind()
     forward = traced(module)
     linears = [step for step in forward.statements if step.call is not None]
-    assert [(step.op, step.call and step.call.out) for step in linears] == [("linear", "{0}")] * 2
+    assert [(step.op, step.call and step.call.out) for step in linears] == [("linear", PRODUCT)] * 2
     assert linears[0].operands[0].text == "x"
     assert not any(step.op in ("unsqueeze", "expand") for step in forward.statements[:1])
     assert len(forward.crosses) == KINDS[kind]

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from loka.codegen.chains.interactions import ConcatNormShape, concat_norm_shape
+from loka.graph.expression import local
 from loka.graph.ir import ForwardIR
 from loka.graph.patterns.concat_norm import concatenated_norm
 from loka.graph.trace.examples import ModelInputs, capture_examples
@@ -61,7 +62,7 @@ def traced(norm: nn.Module, width: int = 32) -> ForwardIR:
 def test_a_block_norm_over_whole_rows_is_an_rms_norm(norm):
     forward = traced(norm)
     (join,) = forward.joins
-    assert forward.statements[join.norm].target in forward.result
+    assert forward.result == local(forward.statements[join.norm].target)
     found = concatenated_norm(forward, join)
     assert found is not None
     assert (found.kind, found.width, found.weight) == ("rms_norm", 32, None)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from loka.graph.expression import PRODUCT
 from loka.graph.ir import ForwardIR
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
@@ -89,7 +90,7 @@ def test_products_and_sums_are_one_layer_where_the_first_of_them_stands() -> Non
     assert found[-1] == "torch.matmul(x, matmul_1)"
     assert mix.compress is not None
     assert mix.first == min(mix.places) == 0
-    assert (mix.rank, mix.weights, mix.views) == ("self.rank", "self.compress", ("{0}", "{0}"))
+    assert (mix.rank, mix.weights, mix.views) == ("self.rank", "self.compress", (PRODUCT, PRODUCT))
     assert mix.made == (mix.outer, mix.compress)
     assert (mix.x, mix.sizes) == ("x", (N, D, RANK, MADE))
 

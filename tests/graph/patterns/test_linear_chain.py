@@ -86,7 +86,9 @@ def test_linears_one_after_the_other_are_a_chain() -> None:
 
 def with_operands(line: str, x: str, other: str) -> Statement:
     """A statement that reads a local and the Parameters of another statement."""
-    return statement(line, operands=(Ref(RefKind.LOCAL, x), *statement(other).operands[1:]))
+    step, of = statement(line), statement(other)
+    others = dict(zip(step.operands, (local(x), *of.operands[1:]), strict=True))
+    return step.reads(others.__getitem__)
 
 
 def test_a_parameter_is_read_in_one_place_of_a_chain() -> None:
@@ -178,7 +180,6 @@ def test_a_weight_made_in_the_chain_ends_it() -> None:
         "torch.nn.functional.layer_norm({0}, (8,), {1}, {2}, self.eps)",
         "torch.nn.functional.layer_norm({0} * 2, (8,), {1}, {2}, 1e-05)",
         "torch.nn.functional.layer_norm({1}, (8,), {0}, {2}, 1e-05)",
-        "torch.nn.functional.layer_norm({0}, (8,), **{1})",
         "torch.nn.functional.rms_norm({0}, (8,), {1})",
         "torch.nn.functional.rms_norm({0}, (8,), {1}, None)",
         "torch.instance_norm({0}, {1}, {2})",
