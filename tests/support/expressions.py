@@ -77,7 +77,7 @@ def _arg(node: ast.expr, names: dict[str, Ref]) -> Arg:
     text = ast.unparse(node)  # of what is no operation
     for name, ref in names.items():
         text = text.replace(name, ref.text)
-    return Constant(text)
+    return Constant(f"({text})" if isinstance(node, ast.IfExp) else text)
 
 
 def _reads(node: ast.expr) -> bool:

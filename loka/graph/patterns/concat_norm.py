@@ -13,7 +13,7 @@ from dataclasses import replace
 from loka.graph.expression import Call, Ref, RefKind, items_of
 from loka.graph.ir import ConcatNorm, ForwardIR, Shape, Statement
 from loka.graph.patterns.fm_interaction import changes_in_place
-from loka.graph.patterns.linear_chain import is_pair, readers_of
+from loka.graph.patterns.linear_chain import pair_of, readers_of
 from loka.graph.patterns.norm import ChainNorm, NormRun, norm_ending_at
 
 _CONCATENATIONS = ("torch.cat", "torch.concat", "torch.concatenate")
@@ -49,8 +49,9 @@ def _found(forward: ForwardIR, shapes: Mapping[str, Shape]) -> Iterator[ConcatNo
         if before is None or not all(readers.get(statements[n].target, set()) <= {*inner, run.last} for n in inner):
             continue
         skipped, parts, residual = [before], concatenated(statements[before]), None
-        if not parts and is_pair(statements[before], "add"):
-            first, second = statements[before].operands
+        pair = pair_of(statements[before], "add")
+        if not parts and pair is not None:
+            first, second = pair
             for joined, other in ((first, second), (second, first)):
                 inside = only_for(joined.text, before)
                 found = concatenated(statements[inside]) if inside is not None else ()

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from loka.graph.expression import PRODUCT, Ref, RefKind
 from loka.graph.ir import Cross, ForwardIR, Shape, Statement
 from loka.graph.patterns.fm_interaction import changes_in_place
-from loka.graph.patterns.linear_chain import is_pair, readers_of
+from loka.graph.patterns.linear_chain import pair_of, readers_of
 
 
 def find_crosses(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tuple[Cross, ...]:
@@ -56,14 +56,12 @@ def _written_at(
     statements: Sequence[Statement], end: int, only_for: _Only
 ) -> Iterator[tuple[int, tuple[Ref, Ref], Ref]]:
     """The readings of a statement as product + residual: index of the product, its two factors, the residual."""
-    statement = statements[end]
-    if is_pair(statement, "add"):
-        left, right = statement.operands
-        for product, residual in ((left, right), (right, left)):
-            place = only_for(product, end)
-            if place is not None and is_pair(statements[place], "mul"):
-                first, second = statements[place].operands
-                yield place, (first, second), residual
+    pair = pair_of(statements[end], "add")
+    for product, residual in () if pair is None else (pair, pair[::-1]):
+        place = only_for(product, end)
+        factors = None if place is None else pair_of(statements[place], "mul")
+        if place is not None and factors is not None:
+            yield place, factors, residual
 
 
 def _cross(
@@ -93,9 +91,10 @@ def _cross(
 def _biased(statements: Sequence[Statement], place: int, only_for: _Only) -> int | None:
     """Index of the GEMM whose product a statement adds a Parameter to."""
     statement = statements[place]
-    if not is_pair(statement, "add") or RefKind.ATTRIBUTE not in [ref.kind for ref in statement.operands]:
+    pair = pair_of(statement, "add") or ()
+    if RefKind.ATTRIBUTE not in [ref.kind for ref in pair]:
         return None
-    found = [only_for(ref, place) for ref in statement.operands]
+    found = [only_for(ref, place) for ref in pair]
     return next((place for place in found if place is not None), None)
 
 

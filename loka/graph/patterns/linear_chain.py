@@ -156,8 +156,8 @@ class _Finder:
         gate = f"gate_{act.op}"
         if not alone or gate not in self._known.activations or not _is_plain_activation(act):
             return None
-        factors = {ref.text for ref in product.operands}
-        return gate if is_pair(product, "mul") and factors == {taken, act.target} else None
+        factors = pair_of(product, "mul") or ()
+        return gate if {ref.text for ref in factors} == {taken, act.target} else None
 
     def _goes_on(self, last: int, end: int, inside: Collection[str]) -> bool:
         """True if only the statements after `last` up to `end` read it, and they read nothing else of the chain."""
@@ -309,18 +309,18 @@ def _input(statement: Statement) -> str | None:
 
 def _other(statement: Statement, op: str, target: str) -> Ref | None:
     """The other matrix of a sum or product with `target`; None for another operation."""
-    if not statement.even or not is_pair(statement, op):
-        return None
-    others = [ref for ref in statement.operands if ref.text != target]
+    pair = pair_of(statement, op) if statement.even else None
+    others = [ref for ref in pair or () if ref.text != target]
     return others[0] if len(others) == 1 and others[0].kind is RefKind.LOCAL else None
 
 
-def is_pair(statement: Statement, op: str) -> bool:
-    """True for `x + y` ("add") or `x * y` ("mul") of two names, in canonical form."""
+def pair_of(statement: Statement, op: str) -> tuple[Ref, Ref] | None:
+    """x and y of `x + y` ("add") or `x * y` ("mul") in canonical form; None for another operation."""
     value = statement.value
     if not isinstance(value, Call) or value.target != f"operator.{op}" or statement.op != op:
-        return False
-    return all(isinstance(each, Ref) for each in value.args)
+        return None
+    x, y = value.args
+    return (x, y) if isinstance(x, Ref) and isinstance(y, Ref) else None
 
 
 def _is_plain_activation(statement: Statement) -> bool:
