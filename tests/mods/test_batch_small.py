@@ -176,4 +176,4 @@ def test_a_second_level_reads_the_products_of_the_first_where_they_are(order: tu
 def test_a_batch_that_is_not_there_is_a_fault_of_ours() -> None:
     forward, _, _ = zoo.traced(Features(), inputs)
     with pytest.raises(LokaError, match="'some' does not stand in its forward"):
-        Batch("some", ("a", "b", "c"), 8, 4, None, "").rewritten(forward)
+        Batch("some", ("a", "b", "c"), 8, 4, None).rewritten(forward)

@@ -115,7 +115,7 @@ def test_a_plan_comes_back_equal_and_gives_the_same_bytes(whole_plan):
     text = to_json(whole_plan)
     again = from_json(text)
     assert again == whole_plan
-    assert repr(again) == repr(whole_plan)  # 1 and True are equal
+    assert repr(again.bindings) == repr(whole_plan.bindings)  # 1 == True, but not in repr
     assert to_json(again) == text
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert text.endswith("}\n")
@@ -231,11 +231,11 @@ def test_a_damaged_file_says_where(pattern, new, place, timed_plan):
 @pytest.mark.parametrize(
     ("pattern", "new", "place"),
     [
-        ('"kind": "local"', '"kind": "global"', r"args\.0\.Ref\.kind: Input should be 'local', "),
-        (r'"target": "torch\.matmul"', '"target": 7', r"value\.Call\.target: Input should be a valid string"),
+        ('"kind": "local"', '"kind": "global"', r"result\..*\.0\.Ref\.kind: Input should be 'local', "),
+        (r'"target": "torch\.matmul"', '"target": 7', r"statements\.0\.value\."),
     ],
 )
 def test_a_damaged_expression_says_where(pattern, new, place, whole_plan):
-    edited = re.sub(pattern, new, to_json(whole_plan))
-    with pytest.raises(InputError, match=rf"^p\.json: damaged at bindings\.0\.forward\.statements\.0\..*{place}"):
+    edited = re.sub(pattern, new, to_json(whole_plan), count=1)
+    with pytest.raises(InputError, match=rf"^p\.json: damaged at bindings\.0\.forward\.{place}"):
         from_json(edited, "p.json")

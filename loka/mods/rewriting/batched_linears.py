@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from loka.errors import LokaError
-from loka.graph.expression import PRODUCT, Arg, Call, Ref, RefKind, local, locals_in, method, text_of
+from loka.graph.expression import PRODUCT, Arg, Call, Ref, RefKind, items_of, local, locals_in, method, text_of
 from loka.graph.ir import ForwardIR, Shape, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.region import ACTIVATIONS
@@ -304,8 +304,11 @@ def _gathered(forward: ForwardIR, targets: Sequence[str]) -> ForwardIR:
         return forward
     flat = value.target == "torch.cat"
     given = (*(("dim", each) for each in value.args[1:]), *value.kwargs)
-    is_all = value.args[:1] in ((parts,), (Call("list", parts),))
-    if not is_all or given not in ((("dim", 1),), (("dim", -1 if flat else -2),)):
+    if (
+        not value.args
+        or items_of(value.args[0]) != parts
+        or given not in ((("dim", 1),), (("dim", -1 if flat else -2),))
+    ):
         return forward
     unbound = next(each for each in forward.statements if each.target == targets[0]).operands[0].text
     whole = next(each for each in forward.statements if each.target == unbound).operands[0]

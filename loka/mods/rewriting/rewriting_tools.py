@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from loka.errors import LokaError
 from loka.graph.canonical.forwards import as_traced
-from loka.graph.expression import PRODUCT, Call, Ref, RefKind, local, mapped, of_product, refs_in
+from loka.graph.expression import PRODUCT, Call, Ref, RefKind, local, mapped, of_product, refs_in, writes
 from loka.graph.ir import ForwardIR, SiteCall, Statement
 from loka.graph.patterns import fm_interaction
 from loka.graph.patterns.linear_chain import readers_of
@@ -117,12 +117,8 @@ def without_dead(forward: ForwardIR, pure: Container[str]) -> ForwardIR:
 def in_place_reason(forward: ForwardIR, except_places: Container[int] = ()) -> str | None:
     """The first statement, except at some places, that may change a tensor in place, in words, or None."""
     steps = [step for place, step in enumerate(forward.statements) if place not in except_places]
-    unread = [step for step in steps if step.target == "_" and step.op in PURE and not _is_in_place(step)]
+    unread = [step for step in steps if step.target == "_" and step.op in PURE and not writes(step.value)]
     return fm_interaction.in_place_reason([step for step in steps if step not in unread])
-
-
-def _is_in_place(step: Statement) -> bool:
-    return isinstance(step.value, Call) and ("inplace", True) in step.value.kwargs
 
 
 def common_activation(forward: ForwardIR, group: Sequence[PlainLinear]) -> tuple[int, ...] | None:

@@ -98,7 +98,7 @@ class RewritingTracer:
         traced = self.tracer(scope)
         if isinstance(traced, Refused) or not changes:
             return traced
-        key = (repr(replace(traced, owner="")), tuple(changes))  # in which x * 1 differs from x * 1.0
+        key = (replace(traced, owner=""), tuple(changes))
         if key not in self._made:
             self._made[key] = self._rewritten(scope, traced, changes)
         made = self._made[key]

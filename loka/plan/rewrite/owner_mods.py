@@ -85,8 +85,7 @@ class OwnerTracer:
             meant = tuple(request.means(writer_of(forward, place)) for place in range(len(forward.statements)))
             if not any(meant):
                 continue
-            text = repr(replace(forward, owner=""))  # in which x * 1 differs from x * 1.0
-            key = (request.mod.name, text, request.rule.settings, meant)
+            key = (request.mod.name, replace(forward, owner=""), request.rule.settings, meant)
             if key not in self._rewritten:
                 self._rewritten[key] = self._rewrite(scope, forward, request)
             found = self._rewritten[key]

@@ -38,8 +38,7 @@ def bind(plans: Sequence[SitePlan], forwards: Mapping[str, ForwardIR], model: nn
     for owner, forward in forwards.items():
         member, module = _Member(owner, site_calls(forward), forward), model.get_submodule(owner)
         recipes = tuple(_recipe(decided[site]) for site in member.sites)
-        text = repr(_relative(forward))  # in which x * 1 differs from x * 1.0
-        alike = _type_name(module), _shapes(module, forward), text, recipes
+        alike = _type_name(module), _shapes(module, forward), _relative(forward), recipes
         groups.setdefault(alike, []).append(member)
     for plan in plans:
         site = plan.site
