@@ -138,8 +138,8 @@ def _is_sum(statement: Statement) -> bool:
     return len(value.args) == 2 and tuple(map(local, locals_in(value))) == value.args
 
 
-def _dtype_of(value: Ref) -> Call:
-    return Call("getattr", (value, "dtype"))
+def _got(value: Arg, name: str) -> Call:
+    return Call("getattr", (value, name))
 
 
 def _is_of_sizes(statement: Statement) -> bool:
@@ -246,10 +246,9 @@ class _Writer:
 
     def _wider(self, value: Ref) -> Call:
         """A value in the wider dtype."""
-        dtype = _dtype_of(value)
         if self._dtype_name == "float32":
-            return method(value, "to", Call("torch.promote_types", (dtype, _FLOAT32)))
-        is_half = Call("operator.eq", (dtype, Constant("torch.float16")))
+            return method(value, "to", Call("torch.promote_types", (_got(value, "dtype"), _FLOAT32)))
+        is_half = Call("operator.eq", (_got(value, "dtype"), Constant("torch.float16")))
         return Call("if", (is_half, method(value, "to", Constant("torch.bfloat16")), value))
 
     def _widen(self, name: str, note: str) -> None:
@@ -285,16 +284,14 @@ class _Writer:
             return self._dtypes[name]
         source = self._sources[name]
         read = locals_in(source.value)
+        if self._is_view_of_stream(name):
+            return self._dtype(read[0])
         if _is_sum(source):
-            dtypes = [self._dtype(each) if each in self._kept_wide else _dtype_of(local(each)) for each in read]
+            dtypes = (self._dtype(each) if each in self._kept_wide else _got(local(each), "dtype") for each in read)
             value = Call("torch.promote_types", tuple(dtypes))
-        elif source.op in _VIEWS and self._is_view_of_stream(name):
-            self._dtypes[name] = self._dtype(read[0])
-            return self._dtypes[name]
         else:
             # Under autocast a norm returns float32 for every input except float64.
-            device = Call("getattr", (Call("getattr", (local(self._wide[name]), "device")), "type"))
-            own = self._dtype(self._normed(name))
+            own, device = self._dtype(self._normed(name)), _got(_got(local(self._wide[name]), "device"), "type")
             wide = Call("torch.promote_types", (own, _FLOAT32))
             value = Call("if", (Call("torch.is_autocast_enabled", (device,)), wide, own))
         target = self._new(f"{name}_dtype")
