@@ -61,7 +61,7 @@ class Statement:
     value: Arg
     call: SiteCall | None = None
     note: str = ""  # the inlined child it came from: "fmb.1"
-    even: bool = False  # True for a sum or product of two locals that both have the result's shape
+    even: bool = False  # True for a sum or product of two different locals that both have the result's shape
     written: tuple[Statement, ...] = ()  # as traced, if this begins their canonical form; never in a plan
     group: int | None = None  # statements of that form, this one included; never in a plan
 

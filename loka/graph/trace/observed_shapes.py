@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from loka.graph.equivalence import with_forward
-from loka.graph.expression import Call, Ref, RefKind, local
+from loka.graph.expression import Call, local, locals_in
 from loka.graph.ir import ForwardIR, Shape, Statement
 from loka.graph.trace.examples import Examples, copy_tree
 
@@ -59,9 +59,9 @@ def _is_even(statement: Statement, shapes: Mapping[str, Shape]) -> bool:
     value, shape = statement.value, shapes.get(statement.target)
     if statement.op not in _PAIRS or statement.call is not None or not isinstance(value, Call) or shape is None:
         return False
-    read = [each.text for each in value.args if isinstance(each, Ref) and each.kind is RefKind.LOCAL]
-    others = len(value.args) - len(read) + len(value.kwargs)
-    return (len(read), others) == (2, 0) and all(shapes.get(name) == shape for name in read)
+    read = locals_in(value)
+    is_pair = len(read) == len(value.args) == 2 and not value.kwargs
+    return is_pair and all(shapes.get(name) == shape for name in read)
 
 
 def _common(name: str, seen: Sequence[Mapping[str, Shape]]) -> Shape:
