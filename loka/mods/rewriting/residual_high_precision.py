@@ -122,7 +122,7 @@ def _residual_stream(forward: ForwardIR, wants: Callable[[str], bool]) -> _Resid
 def _is_residual(
     statement: Statement, before: Mapping[str, set[str]], viewed: Mapping[str, str], widened: set[str]
 ) -> bool:
-    if not statement.even or not _is_sum(statement) or statement.call is not None:
+    if not _is_sum(statement):
         return False
     left, right = locals_in(statement.value)
     pairs = ((left, right), (right, left))
@@ -131,11 +131,8 @@ def _is_residual(
 
 
 def _is_sum(statement: Statement) -> bool:
-    """True for a sum of two locals, and nothing else."""
-    value = statement.value
-    if not isinstance(value, Call) or value.target not in _SUMS or value.kwargs:
-        return False
-    return len(value.args) == 2 and tuple(map(local, locals_in(value))) == value.args
+    """True for a sum of two locals of its shape, and nothing else."""
+    return statement.even and isinstance(statement.value, Call) and statement.value.target in _SUMS
 
 
 def _got(value: Arg, name: str) -> Call:
