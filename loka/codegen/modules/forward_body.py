@@ -135,7 +135,7 @@ class ForwardBody:
                 position += 1
         if statements and self._is_result(len(statements) - 1):
             return
-        result = statement_text.expression(self._forward.result, self._scope.text)
+        result = statement_text.expression(self._forward.result, self._scope.text, ["self"])
         self._import(result)
         self.lines.append(" " * INDENT + f"return {result}")
 
@@ -156,7 +156,7 @@ class ForwardBody:
     def _dtype(self, position: int) -> None:
         """Write a statement that computes a dtype, possibly of a value that exists only inside a kernel."""
         value = self._of_known(self._forward.statements[position].value)
-        self._assign(position, statement_text.expression(value, self._scope.text))
+        self._assign(position, statement_text.expression(value, self._scope.text, self._scope.local.values()))
 
     def _of_known(self, value: Arg) -> Arg:
         """A value with the dtypes of locals that the text does not define from those that it does."""
@@ -295,7 +295,7 @@ class ForwardBody:
         if position in self._unbiased:
             gemm = site_call(self._forward, position)
             value = function("linear", gemm.x, gemm.weight)
-        return statement_text.expression(value, self._scope.text)
+        return statement_text.expression(value, self._scope.text, ["self"])
 
     def _assign_product(self, position: int, code: str, out: Arg) -> None:
         """Assign the product to a GEMM's target, with the model's change of view."""

@@ -6,10 +6,10 @@ import ast
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from loka.codegen.layout import expression_text, formatted, parse
+from loka.codegen.layout import expression_text, parse
 from loka.codegen.names import Names, is_plain_variable, variable_name
 from loka.errors import LokaError
-from loka.graph.expression import Arg, Ref, RefKind, locals_in, of_product, text_of
+from loka.graph.expression import Arg, Ref, RefKind, locals_in, of_product, refs_in, text_of
 from loka.graph.ir import SiteCall, Statement
 from loka.templating.wrap import WIDTH
 
@@ -59,9 +59,12 @@ def _read(statement: Statement) -> list[str]:
     return [ref.text for ref in statement.operands if ref.kind is RefKind.LOCAL]
 
 
-def expression(value: Arg, name: Callable[[Ref], str]) -> str:
-    """An expression with this text for each of its names, laid out."""
-    return formatted(text_of(value, name))
+def expression(value: Arg, name: Callable[[Ref], str], others: Iterable[str] = ()) -> str:
+    """An expression with this text for each of its names, laid out.
+
+    Raises LokaError if it reads anything else but `others`, modules and builtins.
+    """
+    return checked(text_of(value, name), [*map(name, refs_in(value)), *others])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +84,13 @@ def linear_text(call: SiteCall, name: Callable[[Ref], str]) -> LinearText:
 
 def view_text(view: Arg, product: str) -> str:
     """A view of the product that has this name, laid out."""
-    return formatted(text_of(of_product(view, Ref(RefKind.LOCAL, product))))
+    return checked(text_of(of_product(view, Ref(RefKind.LOCAL, product))), [product])
 
 
-def checked(text: str, names: Iterable[str] = ()) -> str:
-    """`text`, laid out. Raises LokaError if it reads other names than these, modules and builtins."""
+def checked(text: str, operands: Iterable[str] = ()) -> str:
+    """`text`, laid out. Raises LokaError if it reads names other than its operands', modules and builtins."""
     node = parse(text)
-    allowed = {*_GLOBALS, *_BUILTINS, _DISPATCH, *names}
+    allowed = _GLOBALS | _BUILTINS | {_DISPATCH} | {part.id for op in operands for part in _names(parse(op))}
     for name in _names(node):
         if name.id not in allowed:
             raise LokaError(
