@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from loka.codegen import render_package, write_package
 from loka.errors import InputError, LokaError
+from loka.graph.expression import Arg, Call, Constant
 from loka.graph.fingerprint import Fingerprint, PlannedCall
 from loka.graph.ir import ForwardIR, Region
 from loka.plan.plan import BindingKind, Plan, PlannedBinding
@@ -275,10 +276,16 @@ def test_names_never_become_code(first: str, second: str, third: str) -> None:
                 assert {f"a.{first}", f"a.{second}", f"t.{second}"} <= strings
 
 
-@pytest.mark.parametrize("text", ["__import__('os')", "eval('1')", "os.getcwd()", "open('x')", "kernels.STAMP"])
-def test_statements_read_only_torch_and_their_operands(text: str) -> None:
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(Constant("__import__('os')"), Call("eval", ("1",)), Call("os.getcwd"), Call("open", ("x",))),
+        *(Call("getattr", (Constant("kernels"), "STAMP")), Call("operator.add", (Call("os.getcwd"), 1))),
+    ],
+)
+def test_statements_read_only_torch_and_their_operands(value: Arg) -> None:
     forward = plans.tower_forward()
-    statements = (*forward.statements[:3], replace(forward.statements[3], template=text))
+    statements = (*forward.statements[:3], replace(forward.statements[3], value=value))
     plan = plans.forward_plan()
     tower = replace(plan.bindings[0], forward=replace(forward, statements=statements))
     with pytest.raises(LokaError, match="unknown"):
