@@ -1,4 +1,4 @@
-"""The tree of a model's modules, and the precision of GEMMs and sites."""
+"""The tree of a model's modules: what is alike is one node, and of many children the smallest are."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from loka.bench.report.model_tree import (
     WIDEST,
     Precision,
     TreeNode,
-    fused_sites,
     model_tree,
     name_parts,
-    precision_of,
-    site_precision,
 )
-from loka.numerics.enums import Gemm
 from loka.plan.plan import SitePlan
-from tests.support.plan.report_plans import E4M3, E5M2, gemm_plan, interaction, plan_of_sites, site_plan
+from tests.support.plan.report_plans import plan_of_sites, site_plan
 
 
 def named(nodes: tuple[TreeNode, ...]) -> dict[str, object]:
@@ -52,25 +48,6 @@ def test_a_module_with_one_child_is_joined_to_it() -> None:
     assert named(tree(site_plan("embed.dense.0"), site_plan("head"))) == {"embed.dense.0 x1": {}, "head x1": {}}
 
 
-def test_a_site_with_sites_below_it_shows_both() -> None:
-    (node,) = tree(site_plan("cross"), site_plan("cross.up"))
-    assert node.site is not None
-    assert [child.label for child in node.children] == ["up"]
-    assert node.sites == 2
-
-
-def test_a_node_has_the_amounts_of_all_below_it() -> None:
-    (node,) = tree(site_plan("a.x", fp8=False, share=0.25, region=("linear", "relu")), site_plan("a.y", share=0.75))
-    assert node.amounts == pytest.approx({Precision.FUSED: 0.25, Precision.E4M3: 0.75})
-    assert node.precisions == [Precision.E4M3, Precision.FUSED]
-
-
-def test_the_evidence_of_alike_sites_is_the_worst() -> None:
-    (node,) = tree(site_plan("layers.0", mere=0.1), site_plan("layers.1", mere=0.15))
-    assert node.children[0].site is not None
-    assert {evidence.split(",")[1] for evidence in node.children[0].site.evidence} == {" MERE 0.15 [0.135"}
-
-
 def test_names_of_any_form_are_taken_apart() -> None:
     assert name_parts("layers.0#1") == ["layers", "0", "#1"]
     assert name_parts("#0") == ["#0"]
@@ -89,40 +66,3 @@ def test_of_many_children_those_with_fewest_flops_are_one() -> None:
     assert [child.label for child in kept] == [str(i) for i in range(0, 2 * WIDEST - 2, 2)]
     assert (rest.label, rest.sites) == (f"{2 * WIDEST + 1} more", 2 * WIDEST + 1)
     assert sum(child.share for child in node.children) == pytest.approx(1)
-
-
-def test_a_model_without_sites_has_no_tree() -> None:
-    assert tree() == ()
-    assert tree(replace(site_plan("a"), gemms=()))[0].share == 0.0
-
-
-@pytest.mark.parametrize(
-    ("operands", "fused", "precision"),
-    [
-        (None, False, Precision.NATIVE),
-        (None, True, Precision.FUSED),
-        ((E4M3, E4M3), True, Precision.E4M3),
-        ((E5M2, E5M2), False, Precision.E5M2),
-        ((E5M2, E4M3), False, Precision.MIXED),
-    ],
-)
-def test_a_gemm_has_the_precision_of_its_operands(operands, fused, precision) -> None:
-    assert precision_of(gemm_plan(Gemm.DGRAD, operands), fused) is precision
-
-
-def test_a_site_has_that_of_most_of_its_gemms() -> None:
-    site = site_plan("a")
-    kept = gemm_plan(Gemm.WGRAD, None)
-    assert site_precision(replace(site, gemms=(*site.gemms[:2], kept)), False) is Precision.E4M3
-    assert site_precision(replace(site, gemms=(site.gemms[0], kept, kept)), True) is Precision.FUSED
-    assert site_precision(replace(site, gemms=()), False) is Precision.NATIVE
-
-
-def test_sites_in_regions_and_interactions_are_fused() -> None:
-    plan = plan_of_sites(
-        site_plan("a", fp8=False, region=("linear", "relu")),
-        site_plan("b", fp8=False),
-        site_plan("c", fp8=False),
-        interactions=(interaction("", takes=("c",)),),
-    )
-    assert fused_sites(plan) == {"a", "c"}
