@@ -74,8 +74,14 @@ def run_compiled(folder: Path, script: str, steps: int) -> str:
     return printed.getvalue()
 
 
-def test_one_device(folder: Path) -> None:
-    check(run_compiled(folder, "train.py", 11), [0.71, 0.54], folder / "ranker.pt")
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> str:
+    """What train.py printed, which left ranker.pt."""
+    return run_compiled(folder, "train.py", 11)
+
+
+def test_one_device(folder: Path, trained: str) -> None:
+    check(trained, [0.71, 0.54], folder / "ranker.pt")
 
 
 @pytest.mark.parametrize("library", ["lightning", "accelerate"])
@@ -84,8 +90,8 @@ def test_of_a_library(folder: Path, library: str) -> None:
     check(run_compiled(folder, f"train_{library}.py", 11), [0.71, 0.54], folder / "ranker.pt")
 
 
+@pytest.mark.usefixtures("trained")
 def test_serving_what_was_trained(folder: Path) -> None:
-    run_compiled(folder, "train.py", 11)
     scored = re.fullmatch(r"2 batches: loss ([\d.]+)\n", run_compiled(folder, "serve.py", 2))
     assert scored is not None
     assert float(scored[1]) == pytest.approx(0.54, abs=0.03)

@@ -40,10 +40,15 @@ def plain():
     return learned(patched=False)
 
 
+@pytest.fixture(scope="module")
+def patched():
+    return learned(patched=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
-def test_operands_of_patched_sites_are_those_of_the_model_rounded(plain, compiled):
-    found = learned(patched=True, compiled=compiled)
+def test_operands_of_patched_sites_are_those_of_the_model_rounded(plain, patched, compiled):
+    found = learned(patched=True, compiled=True) if compiled else patched
     assert len(SITES) == 12  # of the ranker, in FP8
     assert set(found) == set(plain)
     for name in found:
@@ -61,11 +66,10 @@ def test_operands_of_patched_sites_are_those_of_the_model_rounded(plain, compile
 
 
 @pytest.mark.slow
-def test_what_is_learned_of_a_patched_site_went_through_e4m3(plain):
+def test_what_is_learned_of_a_patched_site_went_through_e4m3(plain, patched):
     """Rowwise scales leave at most 2 * 127 magnitudes a row: far fewer distinct values than rows x columns."""
-    found = learned(patched=True)
-    seen = [float((found[name].input.values > 0).sum()) for name in SITES]
+    seen = [float((patched[name].input.values > 0).sum()) for name in SITES]
     before = [float((plain[name].input.values > 0).sum()) for name in SITES]
     assert all(a <= 1.05 * b for a, b in zip(seen, before, strict=True))
-    zeros = [found[name].input.relative[0, 1] for name in SITES]
+    zeros = [patched[name].input.relative[0, 1] for name in SITES]
     assert all(int(count) == 0 for count in zeros)  # nothing below 2^-32 of the largest is left
