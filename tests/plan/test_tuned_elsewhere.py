@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -33,14 +34,22 @@ defaults: {{compute: auto, scaling: auto}}
 FORCED = "FP8 wherever it is safe, tensorwise"
 
 
-@pytest.fixture
-def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Policy]:
-    """A policy with a record of which tensorwise scaling won."""
-    made = safe_policy(tmp_path / "clicks.yaml", POLICY)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy with its profile and a record of which tensorwise scaling won."""
+    path = tmp_path_factory.mktemp("tuned") / "clicks.yaml"
+    made = safe_policy(path, POLICY)
     record = tune(made, MadeUpSteps({FORCED: 2.0}, usual=5.0))
     assert record.winner == FORCED
     keep(made, record)
-    yield made
+    return path.parent
+
+
+@pytest.fixture
+def policy(folder: Path, tmp_path: Path) -> Iterator[Policy]:
+    """A copy of the policy with its profile and record."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    yield load_policy(tmp_path / "clicks.yaml")
     sys.modules.pop("bench_clicks_policy", None)
 
 

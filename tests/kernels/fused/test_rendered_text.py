@@ -74,17 +74,6 @@ def test_nothing_is_passed_that_is_not_read(spec, templates):
     assert len([test for test in tests if re.match("(tile|block) < ", test)]) == len(tests) == shares
 
 
-def test_the_width_is_a_constant_and_padded_where_it_has_to_be(templates):
-    masked = render(NormForward(479, "layer_norm", True, True, 1e-5, "silu", False, True, True), templates)
-    assert "columns = tl.arange(0, PADDED)" in masked.text
-    assert "inside = columns < WIDTH" in masked.text
-    assert masked.launches[0].constants == (479, 512)
-    whole = render(NormForward(512, "layer_norm", True, True, 1e-5, "silu", False, True, True), templates)
-    assert "columns = tl.arange(0, WIDTH)" in whole.text
-    assert "inside" not in whole.text
-    assert whole.launches[0].constants == (512,)
-
-
 def test_a_configuration_changes_text_and_name(templates):
     spec = NormForward(2048, "layer_norm", True, True, 1e-5, "silu", False, True, True)
     assert spec.function == "layer_norm_silu_e4m3"
