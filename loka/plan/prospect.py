@@ -16,7 +16,7 @@ from loka.numerics.enums import Compute
 from loka.plan.format import format_share, format_speedup, format_us
 from loka.plan.plan import Gain, ModPlan, Plan
 from loka.plan.select.interaction_times import step_times
-from loka.plan.totals import total_time
+from loka.plan.totals import comparable, total_time
 from loka.policy.policy import Policy
 from loka.policy.settings import SiteSettings
 
@@ -115,13 +115,7 @@ def gain_of(without: Plan, with_it: Plan) -> Gain | None:
     Interactions count in both. A site in only one of the plans must be timed, as a mod may merge several sites.
     """
     before, after = total_time(without), total_time(with_it)
-    if before is None or after is None or _untimed(without) != _untimed(with_it):
-        return None
-    if before.left_out != after.left_out:
+    if before is None or after is None or not comparable(without, with_it):
         return None
     gained = round(before.us - after.us, 3)
     return Gain(gained, round(gained / before.us, 4))
-
-
-def _untimed(plan: Plan) -> frozenset[str]:
-    return frozenset(site.site.name for site in plan.sites if site.timing is None and site.site.calls)

@@ -11,6 +11,8 @@ from loka.plan.format import format_speedup, format_us
 from loka.plan.plan import Plan, StepTime
 from loka.plan.select.interaction_times import step_times
 
+_NOTHING = 0.005  # a change of speed that is none
+
 
 @dataclass(frozen=True, slots=True)
 class Total:
@@ -23,15 +25,25 @@ class Total:
     left_out: int = 0  # interactions not included, as torch.compile's time for them is unknown
     host_us: float | None = None  # of the host, for the launches of all sites; None where it was not considered
     as_is_host_us: float | None = None  # the same of the native model
+    without_fp8_us: float | None = None  # planned with no GEMM in FP8: what fusing alone takes; None if not known
 
     @property
     def speedup(self) -> float:
         """Speedup relative to the native model."""
         return self.as_is_us / self.us
 
+    @property
+    def by_fp8(self) -> float | None:
+        """Speedup by FP8 itself: relative to the same policy with no GEMM in FP8."""
+        return None if self.without_fp8_us is None else self.without_fp8_us / self.us
 
-def total_time(plan: Plan) -> Total | None:
-    """The sum over sites and interactions; None where no measurement decided any site, or none is called."""
+
+def total_time(plan: Plan, without_fp8: Plan | None = None) -> Total | None:
+    """The sum over sites and interactions; None where no measurement decided any site, or none is called.
+
+    `without_fp8` is the same policy planned with no GEMM in FP8.
+    """
+    bare = None if without_fp8 is None or not comparable(plan, without_fp8) else total_time(without_fp8)
     timed = [(site.timing, site.site.calls) for site in plan.sites if site.timing is not None and site.site.calls]
     if not timed:
         return None
@@ -45,7 +57,18 @@ def total_time(plan: Plan) -> Total | None:
         left_out=len(plan.interactions) - len(fused),
         host_us=_host_us([(timing.chosen, calls) for timing, calls in timed]),
         as_is_host_us=_host_us([(timing.as_is, calls) for timing, calls in timed]),
+        without_fp8_us=None if bare is None else bare.us,
     )
+
+
+def comparable(plan: Plan, other: Plan) -> bool:
+    """True if times of the same sites and interactions are known of both plans."""
+    left_out = [len(each.interactions) - len(list(step_times(each.interactions))) for each in (plan, other)]
+    return _untimed(plan) == _untimed(other) and left_out[0] == left_out[1]
+
+
+def _untimed(plan: Plan) -> frozenset[str]:
+    return frozenset(site.site.name for site in plan.sites if site.timing is None and site.site.calls)
 
 
 def _host_us(times: Sequence[tuple[StepTime, int]]) -> float | None:
@@ -59,10 +82,22 @@ def _counted(sources: Sequence[TimeSource]) -> tuple[tuple[TimeSource, int], ...
 
 def format_total(total: Total) -> str:
     """A total: `GEMMs with their norms and interactions: 14213 us a training step, 33695 us in BF16, 2.37x`."""
-    return (
+    text = (
         f"{format_summed(total)}: {format_us(total.us)} a training step, {format_us(total.as_is_us)} in BF16, "
         f"{format_speedup(total.speedup)}"
     )
+    if total.without_fp8_us is None:
+        return text
+    fused = total.as_is_us / total.without_fp8_us
+    return f"{text}; planned without FP8 {format_us(total.without_fp8_us)}, {format_speedup(fused)}: {_verdict(total)}"
+
+
+def _verdict(total: Total) -> str:
+    """What FP8 itself does to a step."""
+    gain = total.by_fp8 or 1.0
+    if abs(gain - 1) < _NOTHING:
+        return "FP8 itself changes nothing"
+    return f"FP8 itself {'gains' if gain > 1 else 'makes it slower,'} {format_speedup(gain)}"
 
 
 @dataclass(frozen=True, slots=True)

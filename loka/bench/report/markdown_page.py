@@ -18,6 +18,7 @@ from loka.plan.view.table import (
     INTERACTIONS,
     NOTHING,
     TIMES,
+    WITHOUT_FP8,
     PlanRow,
     budget_lines,
     cells_of,
@@ -33,7 +34,7 @@ SMALL = 0.001  # share of the model's FLOPs below which a site outside FP8 is no
 def to_markdown(planned: Planned, policy: str) -> str:
     """The page of a policy, titled with the user's name for it. Deterministic for a plan and a profile."""
     plan, known = planned.plan, planned.known
-    rows = group_sites(plan, alike=True)
+    rows = group_sites(plan, True, planned.without_fp8)
     parts = [f"# {escaped(plan.name)}{TITLE}", _summary(plan, known, policy)]
     parts += ["## Decisions", markdown_table(decisions(rows))]
     parts += [listed(planned.notes)] if planned.notes else []
@@ -46,9 +47,10 @@ def to_markdown(planned: Planned, policy: str) -> str:
         parts += ["## Evidence", "\n".join(budgets), markdown_table(evidence(rows))]
         if known.profile.findings:
             parts += ["## Findings", markdown_table(finding_rows(known.profile.findings))]
-    if sentences := total_sentences(plan):
+    if sentences := total_sentences(planned):
         timed = [row for row in rows if row.us != NOTHING]
-        columns = ("site", "count", *TIMES)
+        known_bare = planned.without_fp8 is not None
+        columns = ("site", "count", *(each for each in TIMES if known_bare or each != WITHOUT_FP8))
         parts += ["## Times", escaped(" ".join(sentences)), markdown_table((columns, cells_of(timed, columns)))]
         parts += [markdown_table((INTERACTIONS, interaction_rows(plan)))] if plan.interactions else []
     short = shortfalls(plan, rows)
@@ -112,9 +114,9 @@ def decisions(rows: Sequence[PlanRow]) -> Table:
     return DECISIONS, [tuple(cell or NOTHING for cell in cells) for cells in cells_of(rows, DECISIONS)]
 
 
-def total_sentences(plan: Plan) -> tuple[str, ...]:
-    """The time of a training step, and what it waits for; none without measurements."""
-    total = total_time(plan)
+def total_sentences(planned: Planned) -> tuple[str, ...]:
+    """The time of a training step, what FP8 itself gains, and what the step waits for; none without measurements."""
+    plan, total = planned.plan, total_time(planned.plan, planned.without_fp8)
     if total is None:
         return ()
     found, host = f"{format_total(total)} ({format_time_sources(total)}).", format_host(plan, total)

@@ -107,7 +107,8 @@ class Report:
 def gather(planned: Planned, policy: str, runs: KeptRuns, steps: MeasuredSteps | None = None) -> Report:
     """The values of a policy's page; `policy` is the user's name for it. Deterministic for its arguments."""
     plan, known = planned.plan, planned.known
-    rows, tree, errors = group_sites(plan, alike=True), model_tree(plan), dot_chart(plan)
+    rows = group_sites(plan, True, planned.without_fp8)
+    tree, errors = model_tree(plan), dot_chart(plan)
     return Report(
         plan=plan,
         policy=policy,
@@ -117,7 +118,7 @@ def gather(planned: Planned, policy: str, runs: KeptRuns, steps: MeasuredSteps |
         tree=tree,
         opened=_nodes(tree) <= OPEN_NODES,
         times=time_chart(plan),
-        times_total=total_sentences(plan),
+        times_total=total_sentences(planned),
         steps=steps,
         errors=errors,
         evidence=evidence(rows[:ROWS]) if errors is not None else None,
@@ -169,6 +170,7 @@ def _headlines(planned: Planned, steps: MeasuredSteps | None) -> tuple[Headline,
     found = [
         Headline("training GEMM FLOPs in FP8", format_share(plan.share_fp8), f"{fp8} of {len(plan.called)} sites"),
         _speed(plan, steps),
+        *_by_fp8(planned),
         _errors(plan),
     ]
     ne = planned_ne(plan.sites)
@@ -199,6 +201,15 @@ def _speed(plan: Plan, steps: MeasuredSteps | None) -> Headline:
         return _faster("predicted speed-up in a loop", predicted.speedup, note)
     note = "of the GEMMs and what is fused with them, on the GPU; launches and the rest of a step are not counted"
     return _faster("predicted speed-up over BF16", total.speedup, note)
+
+
+def _by_fp8(planned: Planned) -> tuple[Headline, ...]:
+    """What FP8 itself gains: the policy planned with no GEMM in FP8 is fused as well."""
+    total = total_time(planned.plan, planned.without_fp8)
+    if total is None or total.by_fp8 is None or total.without_fp8_us is None:
+        return ()
+    fused = format_speedup(total.as_is_us / total.without_fp8_us)
+    return (_faster("of which FP8 itself", total.by_fp8, f"predicted; without FP8, fused alike, it is {fused}"),)
 
 
 def _faster(text: str, speedup: float, note: str) -> Headline:

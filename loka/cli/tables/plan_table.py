@@ -21,10 +21,12 @@ from loka.plan.view.table import (
     RECIPES,
     SIZES,
     TIMES,
+    WITHOUT_FP8,
     PlanRow,
     budget_lines,
     group_sites,
     interaction_rows,
+    slowed_lines,
     uncalled_lines,
 )
 
@@ -37,17 +39,20 @@ COLUMNS = (*SIZES[:2], "kind", *SIZES[2:], *RECIPES, "region", *TIMES, *EVIDENCE
 NUMBERS = (*SIZES[1:], *TIMES)
 _SHORT = (*SIZES, *RECIPES, *TIMES, "MERE", "why")
 # In a terminal that is too narrow for these as well, columns go in this order, until names fit.
-_GOING = ("BF16 us", "M", "MERE", "us", "K", "N", "count", "FLOPs")
+_GOING = ("BF16 us", WITHOUT_FP8, "M", "MERE", "us", "K", "N", "count", "FLOPs")
 _REASON = 40  # least width for a reason in the full table
 _KEPT = len("as-is")  # a recipe of up to this length needs no letter
 _UNCHANGED = 5  # most reasons shown for a mod
 
 
-def show_plan(plan: Plan, all_sites: bool, notes: Sequence[str] = ()) -> None:
-    """Print the table, notes, what could not be patched, mods, budgets, coverage, the summary and times."""
+def show_plan(plan: Plan, all_sites: bool, notes: Sequence[str] = (), without_fp8: Plan | None = None) -> None:
+    """Print the table, notes, what could not be patched, mods, budgets, coverage, the summary and times.
+
+    `without_fp8` is the same policy planned with no GEMM in FP8.
+    """
     grouped = len(plan.called) > MANY and not all_sites
-    rows = group_sites(plan, alike=grouped)
-    show_rows(rows, _hidden(plan, grouped))
+    rows = group_sites(plan, grouped, without_fp8)
+    show_rows(rows, _hidden(plan, grouped, without_fp8))
     if plan.interactions:
         print()
         print_table(INTERACTIONS, interaction_rows(plan), INTERACTIONS[2:-1])
@@ -63,7 +68,8 @@ def show_plan(plan: Plan, all_sites: bool, notes: Sequence[str] = ()) -> None:
     if any(site.site.calls for site in plan.sites):
         _show_coverage(plan)
     print_line(summary_line(plan))
-    _show_times(plan)
+    _print_lines(slowed_lines(plan, without_fp8))
+    _show_times(plan, without_fp8)
     if plan.tuned is not None:
         print_line(f"{describe_tuned(plan.tuned)} ({plan.tuned.file}: {plan.tuned.choice}).")
 
@@ -143,9 +149,11 @@ def _print_lines(lines: Iterable[str]) -> None:
         print_line(line)
 
 
-def _hidden(plan: Plan, grouped: bool) -> frozenset[str]:
+def _hidden(plan: Plan, grouped: bool, without_fp8: Plan | None) -> frozenset[str]:
     """The columns that would be empty."""
     hidden = set() if grouped else {"count"}
+    if without_fp8 is None:
+        hidden.add(WITHOUT_FP8)
     if not any(site.region for site in plan.sites):
         hidden.add("region")
     if plan.profile is None:
@@ -191,9 +199,9 @@ def _show_coverage(plan: Plan) -> None:
     _print_lines(f"  {piece.words}" for piece in coverage.largest)
 
 
-def _show_times(plan: Plan) -> None:
+def _show_times(plan: Plan, without_fp8: Plan | None) -> None:
     """Print the total time of sites and interactions and its sources, or that there is none."""
-    total = total_time(plan)
+    total = total_time(plan, without_fp8)
     if plan.measurements is None or total is None:
         if plan.measurements is not None:
             print_line(f"{plan.measurements[0]} has no times for what may run here: none decided.")

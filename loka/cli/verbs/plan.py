@@ -11,6 +11,7 @@ from loka.cli.output import Json, PolicyPath, announce_plan, note, print_json, p
 
 if TYPE_CHECKING:
     from loka.plan.plan import Plan
+    from loka.plan.planner import Planned
     from loka.policy.policy import Policy
 
 NAME = "plan"
@@ -40,9 +41,9 @@ def command(
     if as_json:
         beside = {"next": next_step(plan, loaded), "notes": found.notes, "prospect": prospect, "synthetic": synthetic}
         beside["tuned_ignored"] = found.ignored
-        print_json(_summary(plan) | beside | {"plan": json.loads(to_json(plan))})
+        print_json(_summary(found) | beside | {"plan": json.loads(to_json(plan))})
     else:
-        show_plan(plan, all_sites, found.notes)
+        show_plan(plan, all_sites, found.notes, found.without_fp8)
         if found.known is not None and synthetic:
             print_line(f"{found.known.name} is of drawn inputs and labels: weaker evidence than training.")
         if prospect is not None:
@@ -71,13 +72,14 @@ def next_step(plan: Plan, policy: Policy) -> str:
     return f"loka probe {policy.path}"
 
 
-def _summary(plan: Plan) -> dict[str, object]:
+def _summary(found: Planned) -> dict[str, object]:
     from loka.cli.tables.plan_table import measurements_note
     from loka.plan.evidence import over_budget
     from loka.plan.ne import planned_ne
     from loka.plan.totals import total_time
     from loka.plan.view.coverage import coverage_of
 
+    plan = found.plan
     return {
         "name": plan.name,
         "target": plan.target.value,
@@ -92,7 +94,7 @@ def _summary(plan: Plan) -> dict[str, object]:
         "ne_budget": plan.ne_budget,
         "measurements": plan.measurements,
         "measurements_note": measurements_note(plan),
-        "time": total_time(plan),
+        "time": total_time(plan, found.without_fp8),
         "tuned": plan.tuned,
         "skipped": [{"owner": each.owner, "reason": each.reason, "share": each.share} for each in plan.skipped],
     }

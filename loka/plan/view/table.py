@@ -25,12 +25,14 @@ from loka.policy.settings import Assignment, Budget
 from loka.probe.profile.profile import Verdict
 
 NOTHING = "-"
-TIMES = ("us", "BF16 us", "gain")  # of a training step, planned and native
+WITHOUT_FP8 = "no-FP8 us"
+TIMES = ("us", WITHOUT_FP8, "BF16 us", "gain")  # of a training step: planned, planned without FP8, native
 EVIDENCE = ("MERE", "SQNR dB", "steps")  # the worst of a row's sites; steps: sampled of all
 RECIPES = ("fprop", "dgrad", "wgrad")
 SIZES = ("site", "count", "M", "K", "N", "FLOPs")
 DECISIONS = (*SIZES, *RECIPES, "region", "reason")
 INTERACTIONS = ("interaction", "in", "count", "samples", "us", "compiled us", "gain", "time")
+_SLOWER = 0.02  # a share of a site's time that is not worth a word
 _DIGITS = re.compile(r"\d+")
 _BUDGET = ("mere", "sqnr_db", "min_speedup")
 
@@ -53,6 +55,7 @@ class PlanRow:
     sqnr_db: str
     steps: str  # sampled steps of all steps, "40/4000"
     us: str  # all calls of one site in a training step; `-` without measurements
+    without_fp8_us: str  # the same planned without FP8; `-` where that was not planned
     as_is_us: str  # the same for the native model
     speedup: str  # "1.31x"
 
@@ -63,19 +66,38 @@ class PlanRow:
         return {
             **dict(zip(SIZES, sizes, strict=True)),
             **dict(zip(RECIPES, self.runs_in, strict=True)),
-            **dict(zip(TIMES, (self.us, self.as_is_us, self.speedup), strict=True)),
+            **dict(zip(TIMES, (self.us, self.without_fp8_us, self.as_is_us, self.speedup), strict=True)),
             **dict(zip(EVIDENCE, (self.mere, self.sqnr_db, self.steps), strict=True)),
             **{"kind": self.kind, "region": " ".join(self.region), "reason": self.reason},
         }
 
 
-def group_sites(plan: Plan, alike: bool) -> tuple[PlanRow, ...]:
+def group_sites(plan: Plan, alike: bool, without_fp8: Plan | None = None) -> tuple[PlanRow, ...]:
     """The rows of a plan in model order; `alike`: sites that differ only in the numbers of their names share a row.
 
-    Linears that are never called have none.
+    Linears that are never called have none. `without_fp8` is the same policy planned with no GEMM in FP8.
     """
-    inside = interaction_by_site(plan)
-    return tuple(_row(plan, group, inside) for group in site_groups(plan, alike))
+    inside, bare = interaction_by_site(plan), times_of(without_fp8)
+    return tuple(_row(plan, group, inside, bare) for group in site_groups(plan, alike))
+
+
+def times_of(plan: Plan | None) -> Mapping[str, StepTime]:
+    """The planned time of each site that has one, by its name."""
+    sites = () if plan is None else plan.sites
+    return {each.site.name: each.timing.chosen for each in sites if each.timing is not None}
+
+
+def slowed_lines(plan: Plan, without_fp8: Plan | None) -> list[str]:
+    """The sites that FP8 makes slower, a line for those that are alike, with both times."""
+    bare, lines = times_of(without_fp8), list[str]()
+    for group in site_groups(plan):
+        site, timing = group[0], group[0].timing
+        fused = bare.get(site.site.name)
+        if not site.fp8 or timing is None or fused is None or timing.chosen.us <= (1 + _SLOWER) * fused.us:
+            continue
+        times = f"{_figure(timing.chosen, site.site.calls)} us, without FP8 {_figure(fused, site.site.calls)} us"
+        lines.append(f"FP8 makes {name_of_group(group)} slower: {times}")
+    return lines
 
 
 def cells_of(rows: Sequence[PlanRow], columns: Sequence[str]) -> list[tuple[str, ...]]:
@@ -111,7 +133,9 @@ def _decided(gemm: GemmPlan) -> tuple[object, ...]:
     return gemm.gemm, gemm.kernel, operands, gemm.reason.replace(gemm.evidence.figures, ""), gemm.evidence.verdict
 
 
-def _row(plan: Plan, group: list[SitePlan], inside: Mapping[str, InteractionPlan]) -> PlanRow:
+def _row(
+    plan: Plan, group: list[SitePlan], inside: Mapping[str, InteractionPlan], bare: Mapping[str, StepTime]
+) -> PlanRow:
     first = max(group, key=_error)
     site, timing = first.site, first.timing
     m = site.rows.at(plan.batch_size)
@@ -134,6 +158,7 @@ def _row(plan: Plan, group: list[SitePlan], inside: Mapping[str, InteractionPlan
         sqnr_db=sqnr_db,
         steps=steps,
         us=_figure(timing.chosen if timing is not None else None, site.calls),
+        without_fp8_us=_figure(bare.get(site.name), site.calls),
         as_is_us=_figure(timing.as_is if timing is not None else None, site.calls),
         speedup=_gain(timing.speedup if timing is not None else None),
     )
