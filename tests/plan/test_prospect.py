@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from loka.plan.planner import Planned, planned
+from loka.plan.totals import format_total, total_time
+from loka.plan.view.table import slowed_lines
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +88,27 @@ def test_layers_that_are_too_small_hear_so(planned_for: PlannedFor) -> None:
     assert found.describe(256) == (
         f"FP8 would hardly gain at batch sizes up to 8192, {ASSUMED}: the GEMMs are too small"
     )
+
+
+def test_a_plan_with_fp8_comes_with_what_fusing_alone_takes(planned_for: PlannedFor) -> None:
+    """What fusing gains is not credited to FP8, which makes small layers slower."""
+    small, kept = planned_for(256, "compute: fp8"), planned_for(256, "compute: keep")
+    bare = small.without_fp8
+    assert bare is not None
+    assert (bare.share_fp8, kept.without_fp8) == (0, None)
+    total, alone = total_time(small.plan, bare), total_time(kept.plan)
+    assert total is not None
+    assert alone is not None
+    assert (total.without_fp8_us, total.as_is_us) == (alone.us, alone.as_is_us)
+    assert format_total(total).endswith(f"FP8 itself makes it slower, {total.by_fp8:.2f}x")
+    assert len(slowed_lines(small.plan, bare)) == 2
+    large = planned_for(65536, "compute: fp8, scaling: auto")
+    total = total_time(large.plan, large.without_fp8)
+    assert total is not None
+    assert total.by_fp8 is not None
+    assert 1.05 < total.by_fp8 <= total.speedup
+    assert "FP8 itself gains" in format_total(total)
+    assert slowed_lines(large.plan, large.without_fp8) == []
 
 
 def test_what_is_kept_on_purpose_has_no_prospect(planned_for: PlannedFor) -> None:

@@ -19,9 +19,8 @@ from tests.support.plan.report_plans import interaction, plan_of_sites, site_pla
 from tests.support.plan.shop_profile import profile_of
 
 NONE = KeptRuns((), ())
-PLAN = plan_of_sites(
-    site_plan("dense", share=0.6), site_plan("head", fp8=False, share=0.4), interactions=(interaction("head"),)
-)
+FUSED = (interaction("head"),)
+PLAN = plan_of_sites(site_plan("dense", share=0.6), site_plan("head", fp8=False, share=0.4), interactions=FUSED)
 KNOWN = ProfiledSites.of(profile_of({}), "profiles/shop.safetensors", "ef" * 32)
 
 
@@ -39,6 +38,15 @@ def test_errors_say_what_is_wrong() -> None:
     assert (found.value, found.note, found.tone) == ("3 of 9", "3 over budget, 3 without evidence", Tone.BAD)
     assert headline(report(plan_of_sites(site_plan("a", mere=None)), None), "GEMMs in FP8").value == "no evidence"
     assert headline(report(plan_of_sites(site_plan("a", fp8=False))), "GEMMs in FP8").value == "none"
+
+
+def test_fp8_gets_no_credit_for_what_fusing_gains() -> None:
+    bare = plan_of_sites(*(site_plan(each.site.name, fp8=False, us=8.0) for each in PLAN.sites), interactions=FUSED)
+    found = gather(Planned(PLAN, KNOWN, without_fp8=bare), "policies/shop.yaml", NONE)
+    alone = headline(found, "of which FP8 itself")
+    assert (alone.value, alone.tone) == ("0.84x", Tone.BAD)
+    assert alone.note == "predicted; without FP8, fused alike, it is 4.29x"
+    assert not any(each.label.startswith("of which") for each in report().headlines)
 
 
 def test_the_speed_is_that_of_a_whole_step_where_the_policy_says_how_it_runs() -> None:
