@@ -10,7 +10,6 @@ import pytest
 
 from loka.bench.cells import Cell, Errors
 from loka.bench.machine import Environment
-from loka.bench.markdown import markdown_table
 from loka.bench.results import (
     BenchReport,
     Section,
@@ -93,27 +92,6 @@ def test_details_show_everything_that_is_known() -> None:
     assert (ours["reached"], ours["peak MiB"], ours["output dB"]) == ("80 %", "10", "36.5")
     assert ours["worst gradient dB"] == "27.1 (linear.weight)"
     assert found[5]["worst gradient dB"] == "-"
-
-
-def test_empty_columns_are_left_out() -> None:
-    columns, _ = details(Section("kernels", (Cell("small", "ours", timing(1.0)),)))
-    assert columns == ("work", "variant", "median us", "p10", "p90")
-
-
-def test_tables_as_text() -> None:
-    table = (("a", "b"), [("x|y", "1"), ("z", "200")])
-    assert markdown_table(table) == "| a | b |\n| --- | --- |\n| x\\|y | 1 |\n| z | 200 |"
-
-
-def test_the_page_has_the_command_the_device_and_every_section() -> None:
-    page = to_markdown(REPORT)
-    assert page.startswith("# loka bench kernels, 2026-11-21T08:12Z\n\n`loka bench kernels`\n\na device; torch 2.11.0")
-    assert "Triton 3.6.0" in page
-    assert "no torchao, FBGEMM 1.6.0" in page
-    assert "## both" in page
-    assert "no peer \\| here" in page
-    assert page.endswith("a note\n")
-    assert "50.0 (2.00)" in page
 
 
 def test_json_is_whole_and_finite() -> None:
