@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from loka.errors import InputError
 from loka.graph.canonical.forwards import as_traced
 from loka.graph.equivalence import source
+from loka.graph.expression import text_of
 from loka.graph.ir import ForwardIR, Refused
 from loka.graph.trace.examples import ExampleCall, Examples
 from loka.graph.trace.trace import trace_forward
@@ -183,7 +184,7 @@ def traced(module: nn.Module, *sites: str, shape: tuple[int, ...] = (3, 8)) -> F
 
 def weights_of(forward: ForwardIR) -> list[str]:
     """The weight of each call, as an expression."""
-    return [s.call.weight.format(*(ref.text for ref in s.operands)) for s in forward.statements if s.call is not None]
+    return [text_of(s.call.weight) for s in forward.statements if s.call is not None]
 
 
 @pytest.mark.parametrize("form", [canonical, traced])
@@ -192,9 +193,8 @@ def test_a_gemm_on_a_parameter_becomes_a_linear(kind: Callable[[], nn.Module], f
     answer = form(kind(), "p")
     assert isinstance(answer, ForwardIR), answer
     (step,) = [step for step in answer.statements if step.call is not None]
-    operands = [ref.text for ref in step.operands]
     assert step.call is not None
-    weight, bias = step.call.weight.format(*operands), step.call.bias and step.call.bias.format(*operands)
+    weight, bias = text_of(step.call.weight), step.call.bias and text_of(step.call.bias)
     assert (weight, bias) == CALLS[kind]
 
 
@@ -382,9 +382,7 @@ def test_forms_of_weights_are_no_part_of_the_gemm() -> None:
     as_written = as_traced(answer, frozenset())
     assert weights_of(as_written) == ["self.w", "self.rank.t()", "self.rank.t()", "self.w.t()"]
     biases = [
-        step.call.bias.format(*(ref.text for ref in step.operands))
-        for step in answer.statements
-        if step.call is not None and step.call.bias is not None
+        text_of(step.call.bias) for step in answer.statements if step.call is not None and step.call.bias is not None
     ]
     assert biases == ["self.shift"]
 
