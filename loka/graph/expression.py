@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Union
 
-from typing_extensions import TypeAliasType
+from typing_extensions import TypeAliasType  # of pydantic and torch; in `typing` from Python 3.12 on
 
 
 class RefKind(StrEnum):

@@ -37,7 +37,7 @@ class Planned:
     measurements: Measurements | None = None
     notes: tuple[str, ...] = ()  # on finding the sites (`SiteMap.notes`)
     prospect: Prospect | None = None  # where the plan has no FP8, what FP8 would bring
-    without_fp8: Plan | None = None  # where it has some, and times: the same policy with no GEMM in FP8
+    without_fp8: Plan | None = None  # with gains, where the plan has FP8 and times: the policy with no GEMM in FP8
     ignored: str = ""  # why the record of `loka tune` at the policy's place does not hold
 
 
@@ -68,8 +68,8 @@ def planned(
     """The plan of a policy, as from `make_plan`, with the profile and the measurements.
 
     With `gains`, the plan includes the measured gain of each mod, which takes another planning for each of them: of a
-    copy of the same model, and with a quick check of its forwards, as only times are read from it. With `prospects`, a
-    plan without FP8 comes with what it would bring, and a plan with FP8 with what the model takes without.
+    copy of the same model, and with a quick check of its forwards, as only times are read from it; and a plan with FP8
+    comes with one without. With `prospects`, a plan without FP8 comes with what it would bring.
     """
     with deferred_gc():  # ten thousand sites make a million objects and hardly any garbage
         loaded = policy_argument(policy, "policy")
@@ -113,13 +113,13 @@ def planned(
 
         if compared:
             made = with_gains(made, loaded, without)
-        bare = None
-        if prospects and measurements is not None and made.share_fp8 > 0:
+        native = None
+        if gains and measurements is not None and made.share_fp8 > 0:
             kept = replace(examined, settings=without_fp8(examined.settings))
-            bare = plan_of(kept, known, measurements, kernels, tracer)
+            native = plan_of(kept, known, measurements, kernels, tracer)
         prospects = prospects and made.tuned is None  # a measured step knows better
         prospect = prospect_of(at, made, examined.settings) if prospects else None
-        return Planned(made, known, measurements, examined.notes, prospect, bare, ignored)
+        return Planned(made, known, measurements, examined.notes, prospect, native, ignored)
 
 
 def _warn(ignored: str) -> None:

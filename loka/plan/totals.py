@@ -43,7 +43,7 @@ def total_time(plan: Plan, without_fp8: Plan | None = None) -> Total | None:
 
     `without_fp8` is the same policy planned with no GEMM in FP8.
     """
-    bare = None if without_fp8 is None or not comparable(plan, without_fp8) else total_time(without_fp8)
+    native = None if without_fp8 is None or not comparable(plan, without_fp8) else total_time(without_fp8)
     timed = [(site.timing, site.site.calls) for site in plan.sites if site.timing is not None and site.site.calls]
     if not timed:
         return None
@@ -57,7 +57,7 @@ def total_time(plan: Plan, without_fp8: Plan | None = None) -> Total | None:
         left_out=len(plan.interactions) - len(fused),
         host_us=_host_us([(timing.chosen, calls) for timing, calls in timed]),
         as_is_host_us=_host_us([(timing.as_is, calls) for timing, calls in timed]),
-        without_fp8_us=None if bare is None else bare.us,
+        without_fp8_us=None if native is None else native.us,
     )
 
 

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from loka.cli.tables.plan_table import show_plan
 from loka.plan.planner import Planned, planned
 from loka.plan.totals import format_total, total_time
-from loka.plan.view.table import slowed_lines
+from loka.plan.view.table import group_sites, slowed_lines
+from tests.support.plan.report_plans import plan_of_sites, site_plan
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +55,7 @@ def planned_for(tmp_path: Path) -> PlannedFor:
             f'version: 1\nname: p\nmodel: {{factory: "{__name__}:{model}", inputs: "{__name__}:{inputs}", '
             f"batch_size: {batch}}}\ndefaults: {{{defaults}}}\n{more}"
         )
-        return planned(policy, prospects=True)
+        return planned(policy, gains=True, prospects=True)
 
     return make
 
@@ -109,6 +111,28 @@ def test_a_plan_with_fp8_comes_with_what_fusing_alone_takes(planned_for: Planned
     assert 1.05 < total.by_fp8 <= total.speedup
     assert "FP8 itself gains" in format_total(total)
     assert slowed_lines(large.plan, large.without_fp8) == []
+
+
+def test_sites_whose_times_without_fp8_differ_have_rows_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"layers.{number}" for number in range(3)]
+    plan = plan_of_sites(*(site_plan(name, us=10.0) for name in names))
+    native = plan_of_sites(*(site_plan(n, fp8=False, us=us) for n, us in zip(names, (8.0, 8.0, 10.0), strict=True)))
+    assert [row.pattern for row in group_sites(plan, alike=True)] == ["layers.*"]
+    rows = group_sites(plan, True, native)
+    assert [(row.pattern, row.count, row.without_fp8_us) for row in rows] == [
+        ("layers.*", 2, "8.0"),
+        ("layers.2", 1, "10.0"),
+    ]
+    assert slowed_lines(plan, native) == ["FP8 makes layers.* slower: 10.0 us, without FP8 8.0 us"]
+    several = [f"{name}.{'x' * number}up" for number in range(4) for name in ("a", "b", "c")]
+    show_plan(
+        plan_of_sites(*(site_plan(name) for name in several)),
+        all_sites=False,
+        without_fp8=plan_of_sites(*(site_plan(name, us=8.0) for name in several)),
+    )
+    printed = capsys.readouterr().out
+    assert printed.count("slower: 10.0 us") == 10
+    assert "and 2 more that FP8 makes slower: see the column no-FP8 us" in printed
 
 
 def test_what_is_kept_on_purpose_has_no_prospect(planned_for: PlannedFor) -> None:

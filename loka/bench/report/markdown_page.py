@@ -49,8 +49,8 @@ def to_markdown(planned: Planned, policy: str) -> str:
             parts += ["## Findings", markdown_table(finding_rows(known.profile.findings))]
     if sentences := total_sentences(planned):
         timed = [row for row in rows if row.us != NOTHING]
-        known_bare = planned.without_fp8 is not None
-        columns = ("site", "count", *(each for each in TIMES if known_bare or each != WITHOUT_FP8))
+        times = [each for each in TIMES if planned.without_fp8 is not None or each != WITHOUT_FP8]
+        columns = ("site", "count", *times)
         parts += ["## Times", escaped(" ".join(sentences)), markdown_table((columns, cells_of(timed, columns)))]
         parts += [markdown_table((INTERACTIONS, interaction_rows(plan)))] if plan.interactions else []
     short = shortfalls(plan, rows)

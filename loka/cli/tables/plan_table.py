@@ -43,6 +43,7 @@ _GOING = ("BF16 us", WITHOUT_FP8, "M", "MERE", "us", "K", "N", "count", "FLOPs")
 _REASON = 40  # least width for a reason in the full table
 _KEPT = len("as-is")  # a recipe of up to this length needs no letter
 _UNCHANGED = 5  # most reasons shown for a mod
+_SLOWED = 10  # most lines of sites that FP8 makes slower
 
 
 def show_plan(plan: Plan, all_sites: bool, notes: Sequence[str] = (), without_fp8: Plan | None = None) -> None:
@@ -68,7 +69,10 @@ def show_plan(plan: Plan, all_sites: bool, notes: Sequence[str] = (), without_fp
     if any(site.site.calls for site in plan.sites):
         _show_coverage(plan)
     print_line(summary_line(plan))
-    _print_lines(slowed_lines(plan, without_fp8))
+    slowed = slowed_lines(plan, without_fp8)
+    _print_lines(slowed[:_SLOWED])
+    if len(slowed) > _SLOWED:
+        print_line(f"and {len(slowed) - _SLOWED} more that FP8 makes slower: see the column {WITHOUT_FP8}")
     _show_times(plan, without_fp8)
     if plan.tuned is not None:
         print_line(f"{describe_tuned(plan.tuned)} ({plan.tuned.file}: {plan.tuned.choice}).")

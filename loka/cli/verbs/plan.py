@@ -21,7 +21,10 @@ def command(
     policy: PolicyPath,
     all_sites: Annotated[bool, typer.Option("--all", help="One line a site, however many there are.")] = False,
     gains: Annotated[
-        bool, typer.Option("--gains/--no-gains", help="Plan once more for each mod that changed something, without it.")
+        bool,
+        typer.Option(
+            "--gains/--no-gains", help="Plan once more without FP8, and without each mod that changes something."
+        ),
     ] = True,
     as_json: Json = False,
 ) -> None:

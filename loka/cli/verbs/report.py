@@ -56,7 +56,7 @@ def command(
     suffix = MARKDOWN if out is None else _suffix(out)
     if measured is not None and suffix != HTML:
         raise InputError("--measured: measured steps are shown by an HTML page only; name one: -o FILE.html")
-    made = planned(policy, gains=True, prospects=True)
+    made = planned(policy, gains=True)
     page = to_markdown(made, policy) if suffix == MARKDOWN else _html(made, policy, measured)
     if out is not None:
         write_file(Path(out), page)

@@ -77,11 +77,11 @@ def group_sites(plan: Plan, alike: bool, without_fp8: Plan | None = None) -> tup
 
     Linears that are never called have none. `without_fp8` is the same policy planned with no GEMM in FP8.
     """
-    inside, bare = interaction_by_site(plan), times_of(without_fp8)
-    return tuple(_row(plan, group, inside, bare) for group in site_groups(plan, alike))
+    inside, native = interaction_by_site(plan), _times_of(without_fp8)
+    return tuple(_row(plan, group, inside, native) for group in site_groups(plan, alike, without_fp8))
 
 
-def times_of(plan: Plan | None) -> Mapping[str, StepTime]:
+def _times_of(plan: Plan | None) -> Mapping[str, StepTime]:
     """The planned time of each site that has one, by its name."""
     sites = () if plan is None else plan.sites
     return {each.site.name: each.timing.chosen for each in sites if each.timing is not None}
@@ -89,14 +89,14 @@ def times_of(plan: Plan | None) -> Mapping[str, StepTime]:
 
 def slowed_lines(plan: Plan, without_fp8: Plan | None) -> list[str]:
     """The sites that FP8 makes slower, a line for those that are alike, with both times."""
-    bare, lines = times_of(without_fp8), list[str]()
-    for group in site_groups(plan):
+    times, lines = _times_of(without_fp8), list[str]()
+    for group in site_groups(plan, without_fp8=without_fp8):
         site, timing = group[0], group[0].timing
-        fused = bare.get(site.site.name)
-        if not site.fp8 or timing is None or fused is None or timing.chosen.us <= (1 + _SLOWER) * fused.us:
+        native = times.get(site.site.name)
+        if not site.fp8 or timing is None or native is None or timing.chosen.us <= (1 + _SLOWER) * native.us:
             continue
-        times = f"{_figure(timing.chosen, site.site.calls)} us, without FP8 {_figure(fused, site.site.calls)} us"
-        lines.append(f"FP8 makes {name_of_group(group)} slower: {times}")
+        both = f"{_figure(timing.chosen, site.site.calls)} us, without FP8 {_figure(native, site.site.calls)} us"
+        lines.append(f"FP8 makes {name_of_group(group)} slower: {both}")
     return lines
 
 
@@ -105,9 +105,9 @@ def cells_of(rows: Sequence[PlanRow], columns: Sequence[str]) -> list[tuple[str,
     return [tuple(cells[column] for column in columns) for cells in (row.cells for row in rows)]
 
 
-def site_groups(plan: Plan, alike: bool = True) -> list[list[SitePlan]]:
+def site_groups(plan: Plan, alike: bool = True, without_fp8: Plan | None = None) -> list[list[SitePlan]]:
     """The sites of each row of `group_sites`."""
-    fused = interaction_by_site(plan)
+    fused, native = interaction_by_site(plan), _times_of(without_fp8)
 
     def key(found: SitePlan) -> tuple[object, ...]:
         # Sites with the same decisions share objects (loka.plan.resolve), so identities suffice here. With a profile
@@ -115,7 +115,7 @@ def site_groups(plan: Plan, alike: bool = True) -> list[list[SitePlan]]:
         site, decided = found.site, id(found.gemms) if plan.profile is None else tuple(map(_decided, found.gemms))
         times = (found.timing.chosen, found.timing.as_is) if found.timing is not None else ()
         own = (pattern_of(site.name), site.kind, site.rows, site.k, site.n, site.calls, decided)
-        return (*own, found.region, found.region_note, times, site.name in fused)
+        return (*own, found.region, found.region_note, times, native.get(site.name), site.name in fused)
 
     return grouped(plan.called, key) if alike else [[each] for each in plan.called]
 
@@ -134,7 +134,7 @@ def _decided(gemm: GemmPlan) -> tuple[object, ...]:
 
 
 def _row(
-    plan: Plan, group: list[SitePlan], inside: Mapping[str, InteractionPlan], bare: Mapping[str, StepTime]
+    plan: Plan, group: list[SitePlan], inside: Mapping[str, InteractionPlan], native: Mapping[str, StepTime]
 ) -> PlanRow:
     first = max(group, key=_error)
     site, timing = first.site, first.timing
@@ -158,7 +158,7 @@ def _row(
         sqnr_db=sqnr_db,
         steps=steps,
         us=_figure(timing.chosen if timing is not None else None, site.calls),
-        without_fp8_us=_figure(bare.get(site.name), site.calls),
+        without_fp8_us=_figure(native.get(site.name), site.calls),
         as_is_us=_figure(timing.as_is if timing is not None else None, site.calls),
         speedup=_gain(timing.speedup if timing is not None else None),
     )
