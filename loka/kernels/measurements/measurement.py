@@ -154,11 +154,13 @@ def choose(tables: Mapping[Versions, Mapping[Part, Recorded]], finished: Collect
     works = {machine: _works(each for _, each in own) for machine, own in machines.items()}
     all_works = frozenset().union(*works.values())
 
-    def rank(machine: Versions) -> tuple[bool, str, int, Versions]:
+    order = {machine: place for place, machine in enumerate(machines)}  # in a file: a later one in the same moment wins
+
+    def rank(machine: Versions) -> tuple[bool, str, int, int]:
         own = machines[machine]
         if machine in finished and works[machine] == all_works:
-            return True, max(each.date for _, each in own), 0, machine
-        return False, "", len(own), machine
+            return True, max(each.date for _, each in own), 0, order[machine]
+        return False, "", len(own), order[machine]
 
     best = max(machines, key=rank)
     libraries: dict[str, tuple[str, str]] = {}  # by kernel: when it was recorded last, and with which library

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from loka.errors import InputError
+from loka.kernels.measurements import recording
 from loka.kernels.measurements.lookup import Measurements, Recording, Versions
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from tests.support.plan.measured_cases import HOPPER, LATER, edit, gemm, grid, measurement, passes, quantize, record
@@ -181,6 +182,14 @@ def stamped(path: Path, machine: Versions, date: str) -> None:
         return row
 
     edit(path, change)
+
+
+@pytest.mark.parametrize("machines", [(LATER, HOPPER), (HOPPER, LATER)])
+def test_of_two_machines_in_the_same_moment_the_later_one_in_the_file_is_taken(machines, path, monkeypatch):
+    monkeypatch.setattr(recording, "_now", lambda: "2026-01-04T00:00:00.000Z")
+    for machine in machines:
+        record(path, [measurement(gemm(64, 64, 64))], machine)
+    assert Measurements.open(path, "h100").machine == machines[1]
 
 
 def test_the_machine_that_was_measured_last_counts_alone_and_the_other_is_named(path):
