@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "97758d9c0d919a04f032cb0c0e26f778d0e43e6f2dbd07c455d2fd0ea80d89f3"
+STAMP = "0fb8ed56d5f0c545d2c7db5a6707be6609881a1714ebb24102e2492e97414faa"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -27,7 +27,7 @@ from loka.dispatch import Quantized
 
 from . import fused
 
-STAMP = "97758d9c0d919a04f032cb0c0e26f778d0e43e6f2dbd07c455d2fd0ea80d89f3"
+STAMP = "0fb8ed56d5f0c545d2c7db5a6707be6609881a1714ebb24102e2492e97414faa"
 
 # Scalings of both operands of a GEMM.
 ROWWISE = ("rowwise", "rowwise")
@@ -77,8 +77,10 @@ class EmbedDense0Function(torch.autograd.Function):
             dweight = (dy.t() @ h).to(weight.dtype)
         if ctx.needs_input_grad[0]:
             dx = (dy @ weight.to(dy.dtype)).to(x_dtype)
-        dbias, dnorm_weight, dnorm_bias = fused.reduce_3(
-            bias_sums, bias.dtype, norm_weight_sums, norm_weight.dtype, norm_bias_sums, norm_bias.dtype
+        dbias, dnorm_weight, dnorm_bias = dispatch.reduced(
+            fused.reduce,
+            [bias_sums, norm_weight_sums, norm_bias_sums],
+            [bias.dtype, norm_weight.dtype, norm_bias.dtype],
         )
         return dx, dweight, dbias, dnorm_weight, dnorm_bias, None
 
@@ -125,7 +127,7 @@ class LayersFmbFunction(torch.autograd.Function):
         counter_id_2: int,
     ) -> Tensor:
         weight_fp8_0, weight_fp8_1, weight_fp8_2 = Quantized.each(
-            fused.quantize_weights_128_256_256(weight_0, weight_1, weight_2)
+            fused.quantize_weights([weight_0, weight_1, weight_2])
         )
         x_fp8_0, pre_mean, pre_rstd = Quantized.first(fused.layer_norm_e4m3(x, pre_norm_weight, pre_norm_bias))
         y_0 = dispatch.scaled_mm(
@@ -178,8 +180,8 @@ class LayersFmbFunction(torch.autograd.Function):
         # Linear 2.
         dy_fp8, bias_2_sums = Quantized.first(fused.add_backward_e4m3(grad))
         del grad
-        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
-            *dy_fp8, *x_fp8_2, *weight_fp8_2
+        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose(
+            [*dy_fp8, *x_fp8_2, *weight_fp8_2]
         )
         grad = dispatch.scaled_mm(
             dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, dtype, False, counter_id_2 + 1
@@ -194,8 +196,8 @@ class LayersFmbFunction(torch.autograd.Function):
             fused.add_layer_norm_silu_backward_e4m3(grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1)
         )
         del grad
-        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
-            *dy_fp8, *x_fp8_1, *weight_fp8_1
+        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose(
+            [*dy_fp8, *x_fp8_1, *weight_fp8_1]
         )
         grad = dispatch.scaled_mm(
             dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, dtype, False, counter_id_1 + 1
@@ -210,8 +212,8 @@ class LayersFmbFunction(torch.autograd.Function):
             fused.add_layer_norm_silu_backward_e4m3(grad, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0)
         )
         del grad
-        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
-            *dy_fp8, *x_fp8_0, *weight_fp8_0
+        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose(
+            [*dy_fp8, *x_fp8_0, *weight_fp8_0]
         )
         grad = dispatch.scaled_mm(
             dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, dtype, False, counter_id_0 + 1
@@ -220,32 +222,20 @@ class LayersFmbFunction(torch.autograd.Function):
             dweight_0 = dispatch.scaled_mm(
                 dy_fp8_t, dy_scale_t[:1], x_fp8_t, x_scale_t[:1], *TENSORWISE, weight_dtype_0, False, counter_id_0 + 2
             )
-        dbias_2, dbias_1, dnorm_weight_1, dnorm_bias_1, dbias_0, dnorm_weight_0 = fused.reduce_6(
-            bias_2_sums,
-            bias_2.dtype,
-            bias_1_sums,
-            bias_1.dtype,
-            norm_weight_1_sums,
-            norm_weight_1.dtype,
-            norm_bias_1_sums,
-            norm_bias_1.dtype,
-            bias_0_sums,
-            bias_0.dtype,
-            norm_weight_0_sums,
-            norm_weight_0.dtype,
+        dbias_2, dbias_1, dnorm_weight_1, dnorm_bias_1, dbias_0, dnorm_weight_0 = dispatch.reduced(
+            fused.reduce,
+            [bias_2_sums, bias_1_sums, norm_weight_1_sums, norm_bias_1_sums, bias_0_sums, norm_weight_0_sums],
+            [bias_2.dtype, bias_1.dtype, norm_weight_1.dtype, norm_bias_1.dtype, bias_0.dtype, norm_weight_0.dtype],
         )
         del bias_2_sums, bias_1_sums, norm_weight_1_sums, norm_bias_1_sums, bias_0_sums, norm_weight_0_sums
         dx, pre_norm_weight_sums, pre_norm_bias_sums = fused.layer_norm_backward(
             grad, x, pre_norm_weight, pre_mean, pre_rstd
         )
         dx = dx.to(x.dtype)
-        dnorm_bias_0, dpre_norm_weight, dpre_norm_bias = fused.reduce_3(
-            norm_bias_0_sums,
-            norm_bias_0.dtype,
-            pre_norm_weight_sums,
-            pre_norm_weight.dtype,
-            pre_norm_bias_sums,
-            pre_norm_bias.dtype,
+        dnorm_bias_0, dpre_norm_weight, dpre_norm_bias = dispatch.reduced(
+            fused.reduce,
+            [norm_bias_0_sums, pre_norm_weight_sums, pre_norm_bias_sums],
+            [norm_bias_0.dtype, pre_norm_weight.dtype, pre_norm_bias.dtype],
         )
         return (
             *(dx, dpre_norm_weight, dpre_norm_bias),
@@ -327,7 +317,7 @@ class HeadMlpFunction(torch.autograd.Function):
         counter_id_2: int,
     ) -> Tensor:
         weight_fp8_0, weight_fp8_1, weight_fp8_2 = Quantized.each(
-            fused.quantize_weights_512_256_256(weight_0, weight_1, weight_2)
+            fused.quantize_weights([weight_0, weight_1, weight_2])
         )
         x_fp8_0 = Quantized(*fused.quantize_e4m3(x))
         y_0 = dispatch.scaled_mm(
@@ -373,8 +363,8 @@ class HeadMlpFunction(torch.autograd.Function):
             fused.add_layer_norm_silu_backward_e4m3(grad, y_2, bias_2, norm_weight_2, norm_bias_2, mean_2, rstd_2)
         )
         del grad
-        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
-            *dy_fp8, *x_fp8_2, *weight_fp8_2
+        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose(
+            [*dy_fp8, *x_fp8_2, *weight_fp8_2]
         )
         grad = dispatch.scaled_mm(
             dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, dtype, False, counter_id_2 + 1
@@ -389,8 +379,8 @@ class HeadMlpFunction(torch.autograd.Function):
             fused.add_layer_norm_silu_backward_e4m3(grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1)
         )
         del grad
-        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
-            *dy_fp8, *x_fp8_1, *weight_fp8_1
+        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose(
+            [*dy_fp8, *x_fp8_1, *weight_fp8_1]
         )
         grad = dispatch.scaled_mm(
             dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, dtype, False, counter_id_1 + 1
@@ -400,19 +390,17 @@ class HeadMlpFunction(torch.autograd.Function):
                 dy_fp8_t, dy_scale_t[:1], x_fp8_t, x_scale_t[:1], *TENSORWISE, weight_dtype_1, False, counter_id_1 + 2
             )
         del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_fp8_t, dy_fp8_t, x_fp8_t
-        dbias_2, dnorm_weight_2, dnorm_bias_2, dbias_1, dnorm_weight_1, dnorm_bias_1 = fused.reduce_6(
-            bias_2_sums,
-            bias_2.dtype,
-            norm_weight_2_sums,
-            norm_weight_2.dtype,
-            norm_bias_2_sums,
-            norm_bias_2.dtype,
-            bias_1_sums,
-            bias_1.dtype,
-            norm_weight_1_sums,
-            norm_weight_1.dtype,
-            norm_bias_1_sums,
-            norm_bias_1.dtype,
+        dbias_2, dnorm_weight_2, dnorm_bias_2, dbias_1, dnorm_weight_1, dnorm_bias_1 = dispatch.reduced(
+            fused.reduce,
+            [bias_2_sums, norm_weight_2_sums, norm_bias_2_sums, bias_1_sums, norm_weight_1_sums, norm_bias_1_sums],
+            [
+                bias_2.dtype,
+                norm_weight_2.dtype,
+                norm_bias_2.dtype,
+                bias_1.dtype,
+                norm_weight_1.dtype,
+                norm_bias_1.dtype,
+            ],
         )
         del bias_2_sums, norm_weight_2_sums, norm_bias_2_sums, bias_1_sums, norm_weight_1_sums, norm_bias_1_sums
         # Linear 0.
@@ -421,20 +409,22 @@ class HeadMlpFunction(torch.autograd.Function):
         )
         del grad
         if ctx.needs_input_grad[0]:
-            dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose_3(
-                *dy_fp8, *x_fp8_0, *weight_fp8_0
+            dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose(
+                [*dy_fp8, *x_fp8_0, *weight_fp8_0]
             )
             dx = dispatch.scaled_mm(
                 dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, x_dtype, False, counter_id_0 + 1
             )
         else:
-            dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t = fused.requantize_transpose_2(*dy_fp8, *x_fp8_0)
+            dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t = fused.requantize_transpose([*dy_fp8, *x_fp8_0])
         if ctx.needs_input_grad[1]:
             dweight_0 = dispatch.scaled_mm(
                 dy_fp8_t, dy_scale_t[:1], x_fp8_t, x_scale_t[:1], *TENSORWISE, weight_dtype_0, False, counter_id_0 + 2
             )
-        dbias_0, dnorm_weight_0, dnorm_bias_0 = fused.reduce_3(
-            bias_0_sums, bias_0.dtype, norm_weight_0_sums, norm_weight_0.dtype, norm_bias_0_sums, norm_bias_0.dtype
+        dbias_0, dnorm_weight_0, dnorm_bias_0 = dispatch.reduced(
+            fused.reduce,
+            [bias_0_sums, norm_weight_0_sums, norm_bias_0_sums],
+            [bias_0.dtype, norm_weight_0.dtype, norm_bias_0.dtype],
         )
         return (
             dx,
@@ -594,7 +584,7 @@ class LayersFmInteractionFunction(torch.autograd.Function):
         dx, drank_sums, dcompress_sums = fused.fm_interaction_backward_16x32_to_8_8_passed(
             dproducts, dcompressed, samples, rank.to(samples.dtype), compress.to(samples.dtype), passed
         )
-        drank, dcompress = fused.reduce_2(drank_sums, rank.dtype, dcompress_sums, compress.dtype)
+        drank, dcompress = dispatch.reduced(fused.reduce, [drank_sums, dcompress_sums], [rank.dtype, compress.dtype])
         return dx, drank.view(rank.shape), dcompress.view(compress.shape), None
 
 
@@ -622,7 +612,7 @@ class LayersConcatNormFunction(torch.autograd.Function):
         dx, dweight_sums, dbias_sums = fused.concat_norm_2_residual_layer_norm_backward_32(
             grad, part_0, part_1, residual, weight, mean, rstd
         )
-        dweight, dbias = fused.reduce_2(dweight_sums, weight.dtype, dbias_sums, bias.dtype)
+        dweight, dbias = dispatch.reduced(fused.reduce, [dweight_sums, dbias_sums], [weight.dtype, bias.dtype])
         dpart_0, dpart_1 = dx.split((part_0.shape[1], part_1.shape[1]), 1)
         return dpart_0.to(part_0.dtype), dpart_1.to(part_1.dtype), dx.to(residual.dtype), dweight, dbias, None
 

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "97758d9c0d919a04f032cb0c0e26f778d0e43e6f2dbd07c455d2fd0ea80d89f3"
+STAMP = "0fb8ed56d5f0c545d2c7db5a6707be6609881a1714ebb24102e2492e97414faa"
 
 
 class EmbedDense(dispatch.Bound):

@@ -1,21 +1,15 @@
 # ruff: noqa: N803
-"""Triton kernels of ranker.yaml, and the functions that launch them.
+"""Triton kernels of ranker.yaml. The operators of `fused` launch them.
 
 Written by `loka generate`, which overwrites it: edit the policy and generate again.
-
-A function NAME fills the results that `fused` allocated: it takes them, and then the arguments of `fused.NAME`.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
-from loka.kernels.fused import operators
-from loka.kernels.fused.interaction import fm_reference
-
-STAMP = "97758d9c0d919a04f032cb0c0e26f778d0e43e6f2dbd07c455d2fd0ea80d89f3"
+STAMP = "0fb8ed56d5f0c545d2c7db5a6707be6609881a1714ebb24102e2492e97414faa"
 
 
 @triton.jit
@@ -38,9 +32,151 @@ def silu_gradient(grad, z):
 
 
 @triton.jit
-def e4m3_scale(amax):
-    """The smallest power of two that is not below amax / 448, and its reciprocal; 448 is 1.75 * 2**8."""
-    bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - 0x04000000
+def activate(z, x, ACTIVATION: tl.constexpr):
+    """The activation of z; a gate multiplies x by it."""
+    if ACTIVATION == "silu":
+        z = silu(z)
+    return z
+
+
+@triton.jit
+def activation_gradient(grad, z, ACTIVATION: tl.constexpr):
+    """The gradient with respect to z, from that with respect to the activation of z."""
+    if ACTIVATION == "silu":
+        grad = silu_gradient(grad, z)
+    return grad
+
+
+@triton.jit
+def load_as_is(pointers, mask):
+    """What stands there, zero where the mask is false."""
+    if mask is None:
+        return tl.load(pointers)
+    else:
+        return tl.load(pointers, mask=mask, other=0.0)
+
+
+@triton.jit
+def load(pointers, mask):
+    """What stands there in float32, zero where the mask is false."""
+    return load_as_is(pointers, mask).to(tl.float32)
+
+
+@triton.jit
+def inside_of(row, rows: tl.constexpr, high: tl.constexpr, column, columns: tl.constexpr, wide: tl.constexpr):
+    """The mask of what a block, `high` and `wide`, has of a matrix (rows, columns); None if such blocks fill it."""
+    mask = None if rows % high == 0 else (row < rows)[:, None]
+    if columns % wide != 0:
+        mask = (column < columns)[None, :] if mask is None else mask & (column < columns)[None, :]
+    return mask
+
+
+@triton.jit
+def load_vector(pointer, columns, inside):
+    """A vector over the columns, if there is one."""
+    if pointer is None:
+        return 0.0
+    else:
+        return load(pointer + columns, inside)
+
+
+@triton.jit
+def mask_of(valid, inside, whole: tl.constexpr):
+    """The mask of rows that are valid and, unless all are, of columns inside; None if everything is."""
+    if whole:
+        mask = None if valid is None else valid[:, None]
+    else:
+        mask = inside if valid is None else valid[:, None] & inside
+    return mask
+
+
+@triton.jit
+def by_row(value, ROWS: tl.constexpr):
+    """A number of each row, as it is combined with the row's elements."""
+    return value if ROWS == 1 else value[:, None]
+
+
+@triton.jit
+def zero_outside(x, inside, whole: tl.constexpr):
+    """x, with zeros in the columns that are not inside unless all are."""
+    return x if whole else tl.where(inside, x, 0.0)
+
+
+@triton.jit
+def store_sums(pointer, part, sums, inside, ROWS: tl.constexpr):
+    """A program's partial sums of a vector's gradient, if there is one."""
+    if pointer is not None:
+        tl.store(pointer + part, sums if ROWS == 1 else tl.sum(sums, 0), mask=inside)
+
+
+@triton.jit
+def begin_output(
+    scale_ptr, maxima_ptr, parts, SCALING: tl.constexpr, LIMIT: tl.constexpr, POWER_OF_TWO: tl.constexpr,
+    SIZE: tl.constexpr,
+):  # fmt: skip
+    """What `store_output` reads and adds to: the one scale of all rows, or what to multiply by instead of dividing by
+    it; the largest scale or magnitude; how many elements overflowed."""
+    factor, largest, overflow = 0.0, 0.0, 0
+    return factor, largest, overflow
+
+
+@triton.jit
+def store_output(
+    x, out_ptr, scale_ptr, offsets, row, valid, stored, factor, largest, overflow, SCALING: tl.constexpr,
+    LIMIT: tl.constexpr, POWER_OF_TWO: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """x as it is, or in FP8. Non-finite values are ignored when a scale is computed, and become NaN."""
+    if SCALING is None:
+        tl.store(out_ptr + offsets, x, mask=stored)
+    if SCALING == "rowwise":
+        nan = nan_unless_finite(x)
+        amax = tl.maximum(tl.max(tl.abs(x) + nan, -1), 7.888609052210118e-31)  # 2**-100
+        scale, factor = scale_of(amax, LIMIT, POWER_OF_TWO)
+        values = scaled(x, by_row(factor, ROWS), POWER_OF_TWO)
+        if not POWER_OF_TWO:
+            values = tl.clamp(values, -LIMIT, LIMIT)  # above it is rounding alone
+        tl.store(out_ptr + offsets, (values - nan).to(out_ptr.dtype.element_ty), mask=stored)
+        tl.store(scale_ptr + row, scale, mask=valid)
+        largest = tl.maximum(largest, scale if ROWS == 1 else tl.max(tl.where(valid, scale, 0.0), 0))
+    return largest, overflow
+
+
+@triton.jit
+def end_output(scale_max_ptr, amax_ptr, overflow_ptr, overflow_stats_ptr, largest, overflow):
+    """What a program leaves about all of its rows."""
+    if scale_max_ptr is not None:
+        tl.store(scale_max_ptr + tl.program_id(0), largest)
+    if amax_ptr is not None:
+        tl.store(amax_ptr + tl.program_id(0), tl.max(largest, 0))
+    if overflow_ptr is not None:
+        tl.store(overflow_ptr + tl.program_id(0), tl.sum(overflow, 0))
+
+
+@triton.jit
+def scale_of(amax, LIMIT: tl.constexpr, POWER_OF_TWO: tl.constexpr):
+    """The scale of a largest magnitude, amax / LIMIT or the next power of two, and what `scaled` takes for it."""
+    if POWER_OF_TWO:
+        return power_of_two_scale(amax, LIMIT)
+    else:
+        scale = tl.div_rn(amax, LIMIT)
+        return scale, scale
+
+
+@triton.jit
+def scaled(x, factor, POWER_OF_TWO: tl.constexpr):
+    """x divided by a scale, of which `factor` is the reciprocal where it is a power of two."""
+    if POWER_OF_TWO:
+        return x * factor
+    else:
+        return tl.div_rn(x, tl.broadcast_to(factor, x.shape))
+
+
+@triton.jit
+def power_of_two_scale(amax, LIMIT: tl.constexpr):
+    """The smallest power of two that is not below amax / LIMIT, and its reciprocal: 448 is 1.75 * 2**8, and 57344 is
+    1.75 * 2**15."""
+    exponent: tl.constexpr = 0x04000000 if LIMIT == 448.0 else 0x07800000
+    bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - exponent
     return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
 
 
@@ -51,27 +187,66 @@ def nan_unless_finite(x):
 
 
 @triton.jit
-def quantize_rows(
-    program, programs, x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, columns: tl.constexpr,
-    rows: tl.constexpr,
+def joined_rows(
+    part_0_ptr, part_1_ptr, part_2_ptr, part_3_ptr, residual_ptr, row, columns, offsets, mask, n_0, n_1, n_2, n_3, n,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One program's rows of x (m, columns), written to values (m, columns) in e4m3."""
-    column = tl.arange(0, columns)[None, :]
+    """Rows of the concatenation of parts (samples, n_i, WIDTH), plus the residual, in float32."""
+    if part_1_ptr is None:
+        s = load(part_0_ptr + offsets, mask)
+    else:
+        sample, place = (row // n).to(tl.int64), row % n
+        s = rows_of_part(part_0_ptr, sample, place, columns, mask, n_0, WIDTH)
+        s += rows_of_part(part_1_ptr, sample, place - n_0, columns, mask, n_1, WIDTH)
+        if part_2_ptr is not None:
+            s += rows_of_part(part_2_ptr, sample, place - n_0 - n_1, columns, mask, n_2, WIDTH)
+        if part_3_ptr is not None:
+            s += rows_of_part(part_3_ptr, sample, place - n_0 - n_1 - n_2, columns, mask, n_3, WIDTH)
+    if residual_ptr is not None:
+        s += load(residual_ptr + offsets, mask)
+    return s
+
+
+@triton.jit
+def rows_of_part(part_ptr, sample, place, columns, mask, n, WIDTH: tl.constexpr):
+    """The rows that are a part's, zero for those of others."""
+    own = (place >= 0) & (place < n)
+    pointers = part_ptr + (sample * n + place)[:, None] * WIDTH + columns
+    return tl.load(pointers, mask=mask & own[:, None], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def quantize_rows(
+    program, programs, x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, k, WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """One program's rows of x (m, k), written to values (m, COLUMNS) in e4m3, with zeros behind them."""
+    columns = tl.arange(0, PADDED)
+    # Where zeros are written behind x, its width k is no constant: ptxas (of Triton 3.6) miswrites the upper of two
+    # packed FP8 values where it knows of the zeros.
+    inside = mask_of(None, columns[None, :] < (WIDTH if COLUMNS == WIDTH else k), WIDTH == PADDED)
+    written = mask_of(None, columns[None, :] < COLUMNS, COLUMNS == PADDED)
     scale_max = 0.0
-    for first in range(program * rows, m, programs * rows):
+    for first in range(program * ROWS, m, programs * ROWS):
         # Behind the last row it stands again: that takes no mask.
-        row = tl.minimum(first + tl.arange(0, rows), m - 1)
+        row = tl.minimum(first + tl.arange(0, ROWS), m - 1)
         start = row[:, None].to(tl.int64)
-        x = tl.load(x_ptr + start * x_stride + column).to(tl.float32)
+        x = load(x_ptr + start * x_stride + columns, inside)
         # Non-finite values are ignored when the scale is computed, and become NaN.
         nan = nan_unless_finite(x)
         amax = tl.maximum(tl.max(tl.abs(x) + nan, 1), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = e4m3_scale(amax)
+        scale, reciprocal = power_of_two_scale(amax, 448.0)
         values = x * reciprocal[:, None] - nan
-        tl.store(values_ptr + start * columns + column, values.to(tl.float8e4nv))
+        tl.store(values_ptr + start * COLUMNS + columns, values.to(tl.float8e4nv), mask=written)
         tl.store(scale_ptr + row, scale)
         scale_max = tl.maximum(scale_max, tl.max(scale, 0))
     tl.store(scale_max_ptr + program, scale_max)
+
+
+@triton.jit
+def tiles_of(m, n, side: tl.constexpr):
+    """How many tiles of side x side a matrix (m, n) has, at least one."""
+    return tl.maximum(tl.cdiv(m, side), 1) * tl.maximum(tl.cdiv(n, side), 1)
 
 
 @triton.jit
@@ -116,872 +291,392 @@ def requantize_transpose_tile(
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_backward_e4m3(
-    grad_ptr, values_ptr, scale_ptr, scale_max_ptr, dadd_ptr, grad_stride, m, WIDTH: tl.constexpr, ROWS: tl.constexpr
-):
-    """Gradient of addition -> e4m3 with one power-of-two scale a row for grad (m, WIDTH)."""
-    columns = tl.arange(0, WIDTH)
-    dadd = tl.zeros([ROWS, WIDTH], tl.float32)
-    scale_max = 0.0
+def concat_norm_backward(
+    grad_ptr, part_0_ptr, part_1_ptr, part_2_ptr, part_3_ptr, residual_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr,
+    dweight_ptr, dbias_ptr, n_0, n_1, n_2, n_3, n, m, WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The gradients of `concat_norm_forward`: of the rows (m, WIDTH), and partial sums of those of weight and bias."""
+    columns = tl.arange(0, PADDED)
+    inside = mask_of(None, columns[None, :] < WIDTH, WIDTH == PADDED)
+    weight = load_vector(weight_ptr, columns[None, :], inside)
+    dweight, dbias = tl.zeros([ROWS, PADDED], tl.float32), tl.zeros([ROWS, PADDED], tl.float32)
     for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
         row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
-        grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
-        grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        dadd += grad
-        # Non-finite values are ignored when the scale is computed, and become NaN.
-        nan = nan_unless_finite(grad)
-        amax = tl.maximum(tl.max(tl.abs(grad) + nan, 1), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = e4m3_scale(amax)
-        values = grad * reciprocal[:, None] - nan
-        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
-        tl.store(scale_ptr + row, scale, mask=valid)
-        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
+        mask = mask_of(valid, inside, WIDTH == PADDED)
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns
+        n_of_rows = joined_rows(
+            part_0_ptr, part_1_ptr, part_2_ptr, part_3_ptr, residual_ptr, row, columns, offsets, mask,
+            n_0, n_1, n_2, n_3, n, WIDTH,
+        )  # fmt: skip
+        grad = load(grad_ptr + offsets, mask)
+        if mean_ptr is not None:
+            n_of_rows = n_of_rows - load(mean_ptr + row, valid)[:, None]
+        rstd = load(rstd_ptr + row, valid)
+        n_of_rows = n_of_rows * rstd[:, None]
+        dweight += grad * n_of_rows
+        dbias += grad
+        if weight_ptr is not None:
+            grad = grad * weight
+        mean_dn_n = tl.sum(grad * n_of_rows, 1) / WIDTH
+        if mean_ptr is None:
+            dx = grad - n_of_rows * mean_dn_n[:, None]
+        else:
+            mean_dn = tl.sum(grad, 1) / WIDTH
+            dx = grad - mean_dn[:, None] - n_of_rows * mean_dn_n[:, None]
+        tl.store(dx_ptr + offsets, dx * rstd[:, None], mask=mask)
     part = tl.program_id(0).to(tl.int64) * WIDTH + columns
-    tl.store(dadd_ptr + part, tl.sum(dadd, 0))
-    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
-
-
-def add_backward_e4m3(values, scale, scale_max, dadd, grad):
-    grad = operators.whole_rows(grad)
-    grid = (dadd.shape[0],)
-    tensors = (grad, values, scale, scale_max, dadd)
-    sizes = (grad.stride(0), grad.shape[0])
-    operators.launch(_add_backward_e4m3, grid, *tensors, *sizes, constants=(256, 4), num_warps=2)
+    within = mask_of(None, columns < WIDTH, WIDTH == PADDED)
+    store_sums(dweight_ptr, part, dweight, within, 0)
+    store_sums(dbias_ptr, part, dbias, within, 0)
 
 
 @triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu(
-    x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, mean_ptr, rstd_ptr, x_stride, m, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
+def concat_norm_forward(
+    part_0_ptr, part_1_ptr, part_2_ptr, part_3_ptr, residual_ptr, weight_ptr, bias_ptr, out_ptr, mean_ptr, rstd_ptr,
+    n_0, n_1, n_2, n_3, n, m, WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, WIDTH)."""
-    columns = tl.arange(0, WIDTH)
-    add = tl.load(add_ptr + columns).to(tl.float32)
-    weight = tl.load(weight_ptr + columns).to(tl.float32)
-    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    """The norm of rows (m, WIDTH) of concatenated parts, n_0, n_1, ... of the n of a sample, plus a residual.
+
+    It is a LayerNorm if there is a mean to write, else an RMSNorm. Pointers are None for what is not there.
+    """
+    columns = tl.arange(0, PADDED)
+    inside = mask_of(None, columns[None, :] < WIDTH, WIDTH == PADDED)
+    weight, bias = load_vector(weight_ptr, columns[None, :], inside), load_vector(bias_ptr, columns[None, :], inside)
     for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
         row = first + tl.arange(0, ROWS)
         valid = row < m
-        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
-        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        x = x + add[None, :]
-        mean = tl.sum(x, 1) / WIDTH
-        x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + 1e-05)
-        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        tl.store(mean_ptr + row, mean, mask=valid)
+        mask = mask_of(valid, inside, WIDTH == PADDED)
+        offsets = row[:, None].to(tl.int64) * WIDTH + columns
+        s = joined_rows(
+            part_0_ptr, part_1_ptr, part_2_ptr, part_3_ptr, residual_ptr, row, columns, offsets, mask,
+            n_0, n_1, n_2, n_3, n, WIDTH,
+        )  # fmt: skip
+        if mean_ptr is not None:
+            mean = tl.sum(s, 1) / WIDTH
+            s = zero_outside(s - mean[:, None], inside, WIDTH == PADDED)
+            tl.store(mean_ptr + row, mean, mask=valid)
+        rstd = tl.rsqrt(tl.sum(s * s, 1) / WIDTH + EPS)
         tl.store(rstd_ptr + row, rstd, mask=valid)
-        y = silu(y)
-        tl.store(out_ptr + offsets, y, mask=valid[:, None])
-
-
-# Width: the kernel, its constants, its warps, how many rows a program has at least, how many programs a multiprocessor
-# has at most.
-_ADD_LAYER_NORM_SILU_LAUNCHES = {
-    64: (_add_layer_norm_silu, (64, 16), 1, 16, 16),
-    256: (_add_layer_norm_silu, (256, 4), 1, 4, 16),
-}
-
-
-def add_layer_norm_silu(out, mean, rstd, x, add, weight, bias, _dtype=None):
-    x = operators.whole_rows(x)
-    add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
-    kernel, constants, warps, rows, per_multiprocessor = _ADD_LAYER_NORM_SILU_LAUNCHES[int(x.shape[1])]
-    programs = operators.programs(x, rows, per_multiprocessor)
-    grid = (programs,)
-    tensors = (x, add, weight, bias, out, mean, rstd)
-    sizes = (x.stride(0), x.shape[0])
-    operators.launch(kernel, grid, *tensors, *sizes, constants=constants, num_warps=warps)
-
-
-@triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_backward(
-    grad_ptr, x_ptr, add_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, dx_ptr, dweight_ptr, dbias_ptr, dadd_ptr,
-    grad_stride, m, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Gradient of addition, LayerNorm, SiLU for grad (m, WIDTH)."""
-    columns = tl.arange(0, WIDTH)
-    add = tl.load(add_ptr + columns).to(tl.float32)
-    weight = tl.load(weight_ptr + columns).to(tl.float32)
-    bias = tl.load(bias_ptr + columns).to(tl.float32)
-    dweight = tl.zeros([ROWS, WIDTH], tl.float32)
-    dbias = tl.zeros([ROWS, WIDTH], tl.float32)
-    dadd = tl.zeros([ROWS, WIDTH], tl.float32)
-    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
-        row = first + tl.arange(0, ROWS)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
-        grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
-        grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        x = x + add[None, :]
-        mean = tl.load(mean_ptr + row, mask=valid, other=0.0)
-        rstd = tl.load(rstd_ptr + row, mask=valid, other=0.0)
-        n = (x - mean[:, None]) * rstd[:, None]
-        z = n * weight[None, :] + bias[None, :]
-        dz = silu_gradient(grad, z)
-        dweight += dz * n
-        dbias += dz
-        dn = dz * weight[None, :]
-        mean_dn = tl.sum(dn, 1) / WIDTH
-        mean_dn_n = tl.sum(dn * n, 1) / WIDTH
-        dx = (dn - mean_dn[:, None] - n * mean_dn_n[:, None]) * rstd[:, None]
-        dadd += dx
-        tl.store(dx_ptr + offsets, dx, mask=valid[:, None])
-    part = tl.program_id(0).to(tl.int64) * WIDTH + columns
-    tl.store(dweight_ptr + part, tl.sum(dweight, 0))
-    tl.store(dbias_ptr + part, tl.sum(dbias, 0))
-    tl.store(dadd_ptr + part, tl.sum(dadd, 0))
-
-
-def add_layer_norm_silu_backward(dx, dweight, dbias, dadd, grad, x, add, weight, bias, mean, rstd):
-    grad = operators.whole_rows(grad)
-    x, add, weight, bias = x.contiguous(), add.contiguous(), weight.contiguous(), bias.contiguous()
-    grid = (dweight.shape[0],)
-    tensors = (grad, x, add, weight, bias, mean, rstd, dx, dweight, dbias, dadd)
-    sizes = (grad.stride(0), grad.shape[0])
-    operators.launch(_add_layer_norm_silu_backward, grid, *tensors, *sizes, constants=(64, 16), num_warps=2)
-
-
-@triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_backward_e4m3(
-    grad_ptr, x_ptr, add_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, values_ptr, scale_ptr, scale_max_ptr,
-    dweight_ptr, dbias_ptr, dadd_ptr, grad_stride, m, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Gradient of addition, LayerNorm, SiLU -> e4m3 with one power-of-two scale a row for grad (m, WIDTH)."""
-    columns = tl.arange(0, WIDTH)
-    add = tl.load(add_ptr + columns).to(tl.float32)
-    weight = tl.load(weight_ptr + columns).to(tl.float32)
-    bias = tl.load(bias_ptr + columns).to(tl.float32)
-    dweight = tl.zeros([ROWS, WIDTH], tl.float32)
-    dbias = tl.zeros([ROWS, WIDTH], tl.float32)
-    dadd = tl.zeros([ROWS, WIDTH], tl.float32)
-    scale_max = 0.0
-    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
-        row = first + tl.arange(0, ROWS)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
-        grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
-        grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        x = x + add[None, :]
-        mean = tl.load(mean_ptr + row, mask=valid, other=0.0)
-        rstd = tl.load(rstd_ptr + row, mask=valid, other=0.0)
-        n = (x - mean[:, None]) * rstd[:, None]
-        z = n * weight[None, :] + bias[None, :]
-        dz = silu_gradient(grad, z)
-        dweight += dz * n
-        dbias += dz
-        dn = dz * weight[None, :]
-        mean_dn = tl.sum(dn, 1) / WIDTH
-        mean_dn_n = tl.sum(dn * n, 1) / WIDTH
-        dx = (dn - mean_dn[:, None] - n * mean_dn_n[:, None]) * rstd[:, None]
-        dadd += dx
-        # Non-finite values are ignored when the scale is computed, and become NaN.
-        nan = nan_unless_finite(dx)
-        amax = tl.maximum(tl.max(tl.abs(dx) + nan, 1), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = e4m3_scale(amax)
-        values = dx * reciprocal[:, None] - nan
-        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
-        tl.store(scale_ptr + row, scale, mask=valid)
-        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
-    part = tl.program_id(0).to(tl.int64) * WIDTH + columns
-    tl.store(dweight_ptr + part, tl.sum(dweight, 0))
-    tl.store(dbias_ptr + part, tl.sum(dbias, 0))
-    tl.store(dadd_ptr + part, tl.sum(dadd, 0))
-    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
-
-
-def add_layer_norm_silu_backward_e4m3(
-    values, scale, scale_max, dweight, dbias, dadd, grad, x, add, weight, bias, mean, rstd
-):
-    grad = operators.whole_rows(grad)
-    x, add, weight, bias = x.contiguous(), add.contiguous(), weight.contiguous(), bias.contiguous()
-    grid = (dweight.shape[0],)
-    tensors = (grad, x, add, weight, bias, mean, rstd, values, scale, scale_max, dweight, dbias, dadd)
-    sizes = (grad.stride(0), grad.shape[0])
-    operators.launch(_add_layer_norm_silu_backward_e4m3, grid, *tensors, *sizes, constants=(256, 4), num_warps=2)
-
-
-@triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_e4m3(
-    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, mean_ptr, rstd_ptr, x_stride, m,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
-    columns = tl.arange(0, WIDTH)
-    add = tl.load(add_ptr + columns).to(tl.float32)
-    weight = tl.load(weight_ptr + columns).to(tl.float32)
-    bias = tl.load(bias_ptr + columns).to(tl.float32)
-    scale_max = 0.0
-    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
-        row = first + tl.arange(0, ROWS)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
-        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        x = x + add[None, :]
-        mean = tl.sum(x, 1) / WIDTH
-        x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + 1e-05)
-        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        tl.store(mean_ptr + row, mean, mask=valid)
-        tl.store(rstd_ptr + row, rstd, mask=valid)
-        y = silu(y)
-        # Non-finite values are ignored when the scale is computed, and become NaN.
-        nan = nan_unless_finite(y)
-        amax = tl.maximum(tl.max(tl.abs(y) + nan, 1), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = e4m3_scale(amax)
-        values = y * reciprocal[:, None] - nan
-        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
-        tl.store(scale_ptr + row, scale, mask=valid)
-        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
-
-
-def add_layer_norm_silu_e4m3(values, scale, scale_max, mean, rstd, x, add, weight, bias):
-    x = operators.whole_rows(x)
-    add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
-    grid = (scale_max.shape[0],)
-    tensors = (x, add, weight, bias, values, scale, scale_max, mean, rstd)
-    sizes = (x.stride(0), x.shape[0])
-    operators.launch(_add_layer_norm_silu_e4m3, grid, *tensors, *sizes, constants=(256, 4), num_warps=1)
-
-
-@triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_e4m3_inference(
-    x_ptr, add_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-):  # fmt: skip
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
-    columns = tl.arange(0, WIDTH)
-    add = tl.load(add_ptr + columns).to(tl.float32)
-    weight = tl.load(weight_ptr + columns).to(tl.float32)
-    bias = tl.load(bias_ptr + columns).to(tl.float32)
-    scale_max = 0.0
-    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
-        row = first + tl.arange(0, ROWS)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
-        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        x = x + add[None, :]
-        mean = tl.sum(x, 1) / WIDTH
-        x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + 1e-05)
-        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        y = silu(y)
-        # Non-finite values are ignored when the scale is computed, and become NaN.
-        nan = nan_unless_finite(y)
-        amax = tl.maximum(tl.max(tl.abs(y) + nan, 1), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = e4m3_scale(amax)
-        values = y * reciprocal[:, None] - nan
-        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
-        tl.store(scale_ptr + row, scale, mask=valid)
-        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
-
-
-def add_layer_norm_silu_e4m3_inference(values, scale, scale_max, x, add, weight, bias):
-    x = operators.whole_rows(x)
-    add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
-    grid = (scale_max.shape[0],)
-    tensors = (x, add, weight, bias, values, scale, scale_max)
-    sizes = (x.stride(0), x.shape[0])
-    operators.launch(_add_layer_norm_silu_e4m3_inference, grid, *tensors, *sizes, constants=(256, 4), num_warps=1)
-
-
-@triton.jit(do_not_specialize=["m"])
-def _add_layer_norm_silu_inference(
-    x_ptr, add_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, m, WIDTH: tl.constexpr, ROWS: tl.constexpr
-):
-    """Addition -> LayerNorm (eps 1e-05) -> SiLU of x (m, WIDTH)."""
-    columns = tl.arange(0, WIDTH)
-    add = tl.load(add_ptr + columns).to(tl.float32)
-    weight = tl.load(weight_ptr + columns).to(tl.float32)
-    bias = tl.load(bias_ptr + columns).to(tl.float32)
-    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
-        row = first + tl.arange(0, ROWS)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
-        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        x = x + add[None, :]
-        mean = tl.sum(x, 1) / WIDTH
-        x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + 1e-05)
-        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        y = silu(y)
-        tl.store(out_ptr + offsets, y, mask=valid[:, None])
-
-
-# Width: the kernel, its constants, its warps, how many rows a program has at least, how many programs a multiprocessor
-# has at most.
-_ADD_LAYER_NORM_SILU_INFERENCE_LAUNCHES = {
-    64: (_add_layer_norm_silu_inference, (64, 16), 1, 16, 16),
-    256: (_add_layer_norm_silu_inference, (256, 4), 1, 4, 16),
-}
-
-
-def add_layer_norm_silu_inference(out, x, add, weight, bias, _dtype=None):
-    x = operators.whole_rows(x)
-    add, weight, bias = add.contiguous(), weight.contiguous(), bias.contiguous()
-    kernel, constants, warps, rows, per_multiprocessor = _ADD_LAYER_NORM_SILU_INFERENCE_LAUNCHES[int(x.shape[1])]
-    programs = operators.programs(x, rows, per_multiprocessor)
-    grid = (programs,)
-    tensors = (x, add, weight, bias, out)
-    sizes = (x.stride(0), x.shape[0])
-    operators.launch(kernel, grid, *tensors, *sizes, constants=constants, num_warps=warps)
-
-
-@triton.jit(do_not_specialize=["m"])
-def _concat_norm_2_residual_layer_norm_32(
-    part_0_ptr, part_1_ptr, residual_ptr, weight_ptr, bias_ptr, out_ptr, mean_ptr, rstd_ptr, n_0, n_1, n, m
-):
-    """2 parts concatenated, a residual added -> LayerNorm (eps 1e-05): rows (m, 32), n of them a sample."""
-    columns = tl.arange(0, 32)[None, :]
-    weight = tl.load(weight_ptr + columns).to(tl.float32)
-    bias = tl.load(bias_ptr + columns).to(tl.float32)
-    for first in range(tl.program_id(0) * 128, m, tl.num_programs(0) * 128):
-        row = first + tl.arange(0, 128)
-        valid = row < m
-        mask = valid[:, None]
-        offsets = row[:, None].to(tl.int64) * 32 + columns
-        sample, place = (row // n).to(tl.int64), row % n
-        own = (place >= 0) & (place < n_0)
-        part = part_0_ptr + (sample * n_0 + place)[:, None] * 32 + columns
-        s = tl.load(part, mask=mask & own[:, None], other=0.0).to(tl.float32)
-        place -= n_0
-        own = (place >= 0) & (place < n_1)
-        part = part_1_ptr + (sample * n_1 + place)[:, None] * 32 + columns
-        s += tl.load(part, mask=mask & own[:, None], other=0.0).to(tl.float32)
-        s += tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        mean = tl.sum(s, 1) / 32
-        s = s - mean[:, None]
-        tl.store(mean_ptr + row, mean, mask=valid)
-        rstd = tl.rsqrt(tl.sum(s * s, 1) / 32 + 1e-05)
-        tl.store(rstd_ptr + row, rstd, mask=valid)
-        y = s * rstd[:, None] * weight + bias
+        y = s * rstd[:, None]
+        if weight_ptr is not None:
+            y = y * weight
+        if bias_ptr is not None:
+            y = y + bias
         tl.store(out_ptr + offsets, y, mask=mask)
 
 
-def concat_norm_2_residual_layer_norm_32(out, mean, rstd, part_0, part_1, residual, weight, bias, _dtype):
-    m = rstd.shape[0]
-    programs = operators.programs_for(m, part_0.device, rows=128, per_multiprocessor=4)
-    part_0, part_1, residual = part_0.contiguous(), part_1.contiguous(), residual.contiguous()
-    weight, bias = weight.contiguous(), bias.contiguous()
-    tensors = (part_0, part_1, residual, weight, bias, out, mean, rstd)
-    sizes = (part_0.shape[1], part_1.shape[1], out.shape[1], m)
-    operators.launch(_concat_norm_2_residual_layer_norm_32, (programs,), *tensors, *sizes, num_warps=8)
-
-
-@triton.jit(do_not_specialize=["m"])
-def _concat_norm_2_residual_layer_norm_backward_32(
-    grad_ptr, part_0_ptr, part_1_ptr, residual_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweight_ptr, dbias_ptr, n_0,
-    n_1, n, m,
-):  # fmt: skip
-    """Gradient of 2 parts concatenated, a residual added -> LayerNorm: rows (m, 32), n of them a sample."""
-    columns = tl.arange(0, 32)[None, :]
-    weight = tl.load(weight_ptr + columns).to(tl.float32)
-    dweight = tl.zeros([64, 32], tl.float32)
-    dbias = tl.zeros([64, 32], tl.float32)
-    for first in range(tl.program_id(0) * 64, m, tl.num_programs(0) * 64):
-        row = first + tl.arange(0, 64)
-        valid = row < m
-        mask = valid[:, None]
-        offsets = row[:, None].to(tl.int64) * 32 + columns
-        sample, place = (row // n).to(tl.int64), row % n
-        own = (place >= 0) & (place < n_0)
-        part = part_0_ptr + (sample * n_0 + place)[:, None] * 32 + columns
-        s = tl.load(part, mask=mask & own[:, None], other=0.0).to(tl.float32)
-        place -= n_0
-        own = (place >= 0) & (place < n_1)
-        part = part_1_ptr + (sample * n_1 + place)[:, None] * 32 + columns
-        s += tl.load(part, mask=mask & own[:, None], other=0.0).to(tl.float32)
-        s += tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        grad = tl.load(grad_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        mean = tl.load(mean_ptr + row, mask=valid, other=0.0)
-        rstd = tl.load(rstd_ptr + row, mask=valid, other=0.0)
-        normed = (s - mean[:, None]) * rstd[:, None]
-        dweight += grad * normed
-        dbias += grad
-        grad = grad * weight
-        mean_grad = tl.sum(grad, 1) / 32
-        mean_grad_normed = tl.sum(grad * normed, 1) / 32
-        dx = grad - mean_grad[:, None] - normed * mean_grad_normed[:, None]
-        tl.store(dx_ptr + offsets, dx * rstd[:, None], mask=mask)
-    total = tl.program_id(0).to(tl.int64) * 32 + tl.arange(0, 32)
-    tl.store(dweight_ptr + total, tl.sum(dweight, 0))
-    tl.store(dbias_ptr + total, tl.sum(dbias, 0))
-
-
-def concat_norm_2_residual_layer_norm_backward_32(
-    dx, dweight, dbias, grad, part_0, part_1, residual, weight, mean, rstd
-):
-    grad, part_0, part_1 = grad.contiguous(), part_0.contiguous(), part_1.contiguous()
-    residual, weight = residual.contiguous(), weight.contiguous()
-    tensors = (grad, part_0, part_1, residual, weight, mean, rstd, dx, dweight, dbias)
-    sizes = (part_0.shape[1], part_1.shape[1], dx.shape[1], rstd.shape[0])
-    grid = (dweight.shape[0],)
-    operators.launch(_concat_norm_2_residual_layer_norm_backward_32, grid, *tensors, *sizes, num_warps=2)
-
-
 @triton.jit(do_not_specialize=["batch"])
-def _fm_interaction_16x32_to_8_8(x_ptr, rank_ptr, compress_ptr, products_ptr, compressed_ptr, batch):
-    """Pairwise products at rank 8 and 8 weighted sums: x (batch, 16, 32)."""
-    n, d = tl.arange(0, 16), tl.arange(0, 32)
-    r = tl.arange(0, 16)
-    r_in = r < 8
-    rank_t = tl.load(rank_ptr + n[None, :] * 8 + r[:, None], mask=r_in[:, None], other=0.0)
-    c = tl.arange(0, 16)
-    c_in = c < 8
-    compress = tl.load(compress_ptr + c[:, None] * 16 + n[None, :], mask=c_in[:, None], other=0.0)
-    for index in tl.range(tl.program_id(0), batch, tl.num_programs(0), num_stages=3):
-        sample = tl.cast(index, tl.int64)
-        x_at = sample * 512 + n[:, None] * 32 + d[None, :]
-        x = tl.load(x_ptr + x_at)
-        inner = tl.dot(rank_t, x).to(x.dtype)  # (x^T @ rank)^T
-        products = tl.dot(x, tl.trans(inner))
-        products_at = products_ptr + sample * 128 + n[:, None] * 8 + r[None, :]
-        tl.store(products_at, products, mask=r_in[None, :])
-        compressed = tl.dot(compress, x)
-        compressed_at = compressed_ptr + sample * 256 + c[:, None] * 32 + d[None, :]
-        tl.store(compressed_at, compressed, mask=c_in[:, None])
-
-
-def fm_interaction_16x32_to_8_8(products, compressed, x, rank, compress):
-    if x.dtype.itemsize != 2:  # tensor cores take 16 bits; more is for torch's own products
-        results = fm_reference.fm_forward(x, rank, compress)
-        torch._foreach_copy_([products, compressed], results)
-        return
-    programs = operators.programs(x, rows=1, per_multiprocessor=2)
-    x, rank, compress = x.contiguous(), rank.contiguous(), compress.contiguous()
-    tensors = (x, rank, compress, products, compressed)
-    operators.launch(_fm_interaction_16x32_to_8_8, (programs,), *tensors, x.shape[0], num_warps=4)
-
-
-@triton.jit(do_not_specialize=["batch"])
-def _fm_interaction_backward_16x32_to_8_8_passed(
+def fm_backward(
     dproducts_ptr, dcompressed_ptr, x_ptr, rank_ptr, compress_ptr, passed_ptr, dx_ptr, drank_ptr, dcompress_ptr,
-    dcompressed_stride, passed_stride, batch,
+    dcompressed_stride, passed_stride, batch, N: tl.constexpr, D: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    N_HELD: tl.constexpr, CHUNK: tl.constexpr, R_HELD: tl.constexpr, C_HELD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of pairwise products at rank 8 and 8 weighted sums, of x (batch, 16, 32); 32 columns at a step."""
-    n, r = tl.arange(0, 16), tl.arange(0, 16)
-    r_in = r < 8
-    rank = tl.load(rank_ptr + n[:, None] * 8 + r[None, :], mask=r_in[None, :], other=0.0)
-    drank = tl.zeros([16, 16], tl.float32)
-    c = tl.arange(0, 16)
-    c_in = c < 8
-    compress = tl.load(compress_ptr + c[:, None] * 16 + n[None, :], mask=c_in[:, None], other=0.0)
-    dcompress = tl.zeros([16, 16], tl.float32)
-    steps = batch
-    for step in tl.range(tl.program_id(0), steps, tl.num_programs(0), num_stages=3):
-        sample = tl.cast(step, tl.int64)
-        d = tl.arange(0, 32)
-        x_at = sample * 512 + n[:, None] * 32 + d[None, :]
-        x = tl.load(x_ptr + x_at)
-        dproducts_at = dproducts_ptr + sample * 128 + n[:, None] * 8 + r[None, :]
-        dproducts = tl.load(dproducts_at, mask=r_in[None, :], other=0.0)
-        passed_at = passed_ptr + sample * passed_stride + n[:, None] * 32 + d[None, :]
-        passed = tl.load(passed_at)
+    """The gradients of `fm_forward`, CHUNK columns of a sample at a step; another one of x, `passed`, is added to dx.
+
+    drank (programs, N * R) and dcompress (programs, C * N) are partial sums.
+    """
+    n, r, c = tl.arange(0, N_HELD), tl.arange(0, R_HELD), tl.arange(0, C_HELD)
+    rank = load_as_is(rank_ptr + n[:, None] * R + r[None, :], inside_of(n, N, N_HELD, r, R, R_HELD))
+    drank = tl.zeros([N_HELD, R_HELD], tl.float32)
+    if compress_ptr is not None:
+        compress = load_as_is(compress_ptr + c[:, None] * N + n[None, :], inside_of(c, C, C_HELD, n, N, N_HELD))
+        dcompress = tl.zeros([C_HELD, N_HELD], tl.float32)
+    chunks: tl.constexpr = (D + CHUNK - 1) // CHUNK
+    for step in tl.range(tl.program_id(0), batch * chunks, tl.num_programs(0), num_stages=STAGES):
+        sample = tl.cast(step // chunks, tl.int64)
+        d = step % chunks * CHUNK + tl.arange(0, CHUNK)
+        x_at = sample * (N * D) + n[:, None] * D + d[None, :]
+        of_sample = inside_of(n, N, N_HELD, d, D, CHUNK)
+        x = load_as_is(x_ptr + x_at, of_sample)
+        dproducts_at = dproducts_ptr + sample * (N * R) + n[:, None] * R + r[None, :]
+        dproducts = load_as_is(dproducts_at, inside_of(n, N, N_HELD, r, R, R_HELD))
+        if passed_ptr is not None:
+            passed = load(passed_ptr + sample * passed_stride + n[:, None] * D + d[None, :], of_sample)
         inner = tl.dot(tl.trans(rank), x).to(x.dtype)
         dinner = tl.dot(tl.trans(dproducts), x).to(x.dtype)
-        dx = tl.dot(dproducts, inner, passed.to(tl.float32))
+        dx = tl.dot(dproducts, inner) if passed_ptr is None else tl.dot(dproducts, inner, passed)
         dx = tl.dot(rank, dinner, dx)
-        dcompressed_at = dcompressed_ptr + sample * dcompressed_stride + c[:, None] * 32 + d[None, :]
-        dcompressed = tl.load(dcompressed_at, mask=c_in[:, None], other=0.0)
-        dx = tl.dot(tl.trans(compress), dcompressed, dx)
-        dcompress = tl.dot(dcompressed, tl.trans(x), dcompress)
+        if compress_ptr is not None:
+            dcompressed_at = dcompressed_ptr + sample * dcompressed_stride + c[:, None] * D + d[None, :]
+            dcompressed = load_as_is(dcompressed_at, inside_of(c, C, C_HELD, d, D, CHUNK))
+            dx = tl.dot(tl.trans(compress), dcompressed, dx)
+            dcompress = tl.dot(dcompressed, tl.trans(x), dcompress)
         drank = tl.dot(x, tl.trans(dinner), drank)
-        tl.store(dx_ptr + x_at, dx)
+        tl.store(dx_ptr + x_at, dx, mask=of_sample)
     part = tl.program_id(0)
-    tl.store(drank_ptr + part * 128 + n[:, None] * 8 + r[None, :], drank, mask=r_in[None, :])
-    tl.store(dcompress_ptr + part * 128 + c[:, None] * 16 + n[None, :], dcompress, mask=c_in[:, None])
+    drank_at = drank_ptr + part * (N * R) + n[:, None] * R + r[None, :]
+    tl.store(drank_at, drank, mask=inside_of(n, N, N_HELD, r, R, R_HELD))
+    if compress_ptr is not None:
+        dcompress_at = dcompress_ptr + part * (C * N) + c[:, None] * N + n[None, :]
+        tl.store(dcompress_at, dcompress, mask=inside_of(c, C, C_HELD, n, N, N_HELD))
 
 
-def fm_interaction_backward_16x32_to_8_8_passed(
-    dx, drank, dcompress, dproducts, dcompressed, x, rank, compress, passed
-):
-    if x.dtype.itemsize != 2:  # tensor cores take 16 bits; more is for torch's own products
-        results = fm_reference.fm_backward(dproducts, dcompressed, x, rank, compress, passed)
-        torch._foreach_copy_([dx, drank, dcompress], results)
-        return
-    dcompressed = operators.whole_samples(dcompressed)
-    passed = operators.whole_samples(passed)
-    dproducts, x, rank, compress = dproducts.contiguous(), x.contiguous(), rank.contiguous(), compress.contiguous()
-    tensors = (dproducts, dcompressed, x, rank, compress, passed, dx, drank, dcompress)
-    sizes = (dcompressed.stride(0), passed.stride(0), x.shape[0])
-    grid = (drank.shape[0],)
-    operators.launch(_fm_interaction_backward_16x32_to_8_8_passed, grid, *tensors, *sizes, num_warps=4)
-
-
-@triton.jit(do_not_specialize=["m"])
-def _layer_norm_backward(
-    grad_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweight_ptr, dbias_ptr, grad_stride, m,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr,
+@triton.jit(do_not_specialize=["batch"])
+def fm_forward(
+    x_ptr, rank_ptr, compress_ptr, products_ptr, compressed_ptr, batch, N: tl.constexpr, D: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr, N_HELD: tl.constexpr, D_HELD: tl.constexpr, R_HELD: tl.constexpr,
+    C_HELD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of LayerNorm for grad (m, WIDTH)."""
-    columns = tl.arange(0, WIDTH)
-    weight = tl.load(weight_ptr + columns).to(tl.float32)
-    dweight = tl.zeros([ROWS, WIDTH], tl.float32)
-    dbias = tl.zeros([ROWS, WIDTH], tl.float32)
-    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
-        row = first + tl.arange(0, ROWS)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
-        grad_offsets = row[:, None].to(tl.int64) * grad_stride + columns[None, :]
-        grad = tl.load(grad_ptr + grad_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        mean = tl.load(mean_ptr + row, mask=valid, other=0.0)
-        rstd = tl.load(rstd_ptr + row, mask=valid, other=0.0)
-        n = (x - mean[:, None]) * rstd[:, None]
-        dweight += grad * n
-        dbias += grad
-        dn = grad * weight[None, :]
-        mean_dn = tl.sum(dn, 1) / WIDTH
-        mean_dn_n = tl.sum(dn * n, 1) / WIDTH
-        dx = (dn - mean_dn[:, None] - n * mean_dn_n[:, None]) * rstd[:, None]
-        tl.store(dx_ptr + offsets, dx, mask=valid[:, None])
+    """products = x @ (x^T @ rank), and compressed = compress @ x if there is compress, for x (batch, N, D).
+
+    rank (N, R), compress (C, N), products (batch, N, R), compressed (batch, C, D); held are sides in powers of two.
+    """
+    n, d, r, c = tl.arange(0, N_HELD), tl.arange(0, D_HELD), tl.arange(0, R_HELD), tl.arange(0, C_HELD)
+    rank_t = load_as_is(rank_ptr + n[None, :] * R + r[:, None], inside_of(r, R, R_HELD, n, N, N_HELD))
+    if compress_ptr is not None:
+        compress = load_as_is(compress_ptr + c[:, None] * N + n[None, :], inside_of(c, C, C_HELD, n, N, N_HELD))
+    for index in tl.range(tl.program_id(0), batch, tl.num_programs(0), num_stages=STAGES):
+        sample = tl.cast(index, tl.int64)
+        x = load_as_is(x_ptr + sample * (N * D) + n[:, None] * D + d[None, :], inside_of(n, N, N_HELD, d, D, D_HELD))
+        inner = tl.dot(rank_t, x).to(x.dtype)  # (x^T @ rank)^T
+        products = tl.dot(x, tl.trans(inner))
+        products_at = products_ptr + sample * (N * R) + n[:, None] * R + r[None, :]
+        tl.store(products_at, products, mask=inside_of(n, N, N_HELD, r, R, R_HELD))
+        if compress_ptr is not None:
+            compressed = tl.dot(compress, x)
+            compressed_at = compressed_ptr + sample * (C * D) + c[:, None] * D + d[None, :]
+            tl.store(compressed_at, compressed, mask=inside_of(c, C, C_HELD, d, D, D_HELD))
+
+
+@triton.jit(do_not_specialize=["m", "parts"])
+def norm_backward(
+    grad_ptr, residual_grad_in_ptr, x_ptr, add_ptr, weight_ptr, bias_ptr, times_ptr, mean_ptr, rstd_ptr, maxima_ptr,
+    overflow_stats_ptr, out_ptr, scale_ptr, scale_max_ptr, amax_ptr, overflow_ptr, residual_grad_out_ptr, dweight_ptr,
+    dbias_ptr, dadd_ptr, grad_stride, m, parts, WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+    STAGES: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr, SCALING: tl.constexpr, LIMIT: tl.constexpr, POWER_OF_TWO: tl.constexpr,
+):  # fmt: skip
+    """The gradient of [+ add] -> [* times] -> [norm] -> [activation] with respect to x (m, WIDTH), in FP8 or as it is.
+
+    A pointer is None where there is nothing to read or to write. Each program writes partial sums of vectors'
+    gradients.
+    """
+    columns = tl.arange(0, PADDED)
+    inside = mask_of(None, columns < WIDTH, WIDTH == PADDED)
+    if HELD:
+        add, weight = load_vector(add_ptr, columns, inside), load_vector(weight_ptr, columns, inside)
+        bias = load_vector(bias_ptr, columns, inside)
+    sums: tl.constexpr = [PADDED] if ROWS == 1 else [ROWS, PADDED]
+    dweight, dbias, dadd = tl.zeros(sums, tl.float32), tl.zeros(sums, tl.float32), tl.zeros(sums, tl.float32)
+    factor, largest, overflow = begin_output(scale_ptr, maxima_ptr, parts, SCALING, LIMIT, POWER_OF_TWO, ROWS * PADDED)
+    for first in tl.range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        row = first if ROWS == 1 else first + tl.arange(0, ROWS)
+        valid = None if ROWS == 1 else row < m
+        start = by_row(tl.cast(row, tl.int64), ROWS)
+        offsets = start * WIDTH + columns
+        mask = mask_of(valid, inside, WIDTH == PADDED)
+        if not HELD:
+            add, weight = load_vector(add_ptr, columns, inside), load_vector(weight_ptr, columns, inside)
+            bias = load_vector(bias_ptr, columns, inside)
+        grad = load(grad_ptr + start * grad_stride + columns, mask)
+        dz = grad
+        if x_ptr is not None:
+            x = load(x_ptr + offsets, mask)
+            if add_ptr is not None:
+                x = x + add
+            n = x
+            if NORM == "layer_norm":
+                n = n - by_row(load(mean_ptr + row, valid), ROWS)
+            if NORM == "layer_norm" or NORM == "rms_norm":
+                rstd = load(rstd_ptr + row, valid)
+                n = n * by_row(rstd, ROWS)
+            z = n
+            if weight_ptr is not None:
+                z = z * weight
+            if bias_ptr is not None:
+                z = z + bias
+            dz = activation_gradient(grad, z, ACTIVATION)
+        if dweight_ptr is not None:
+            dweight += dz * n
+        if dbias_ptr is not None:
+            dbias += dz
+        dx = dz
+        if weight_ptr is not None:
+            dx = dx * weight
+        if NORM == "layer_norm":
+            mean_dn, mean_dn_n = tl.sum(dx, -1) / WIDTH, tl.sum(dx * n, -1) / WIDTH
+            dx = (dx - by_row(mean_dn, ROWS) - n * by_row(mean_dn_n, ROWS)) * by_row(rstd, ROWS)
+            if SCALING is not None:
+                dx = zero_outside(dx, inside, WIDTH == PADDED)
+        if residual_grad_in_ptr is not None:
+            dx = dx + load(residual_grad_in_ptr + offsets, mask)
+        if residual_grad_out_ptr is not None:
+            tl.store(residual_grad_out_ptr + offsets, dx, mask=mask)
+        if times_ptr is not None:
+            dx = dx * load(times_ptr + offsets, mask)
+        if dadd_ptr is not None:
+            dadd += dx
+        largest, overflow = store_output(
+            dx, out_ptr, scale_ptr, offsets, row, valid, mask, factor, largest, overflow,
+            SCALING, LIMIT, POWER_OF_TWO, WIDTH, ROWS,
+        )  # fmt: skip
     part = tl.program_id(0).to(tl.int64) * WIDTH + columns
-    tl.store(dweight_ptr + part, tl.sum(dweight, 0))
-    tl.store(dbias_ptr + part, tl.sum(dbias, 0))
+    store_sums(dweight_ptr, part, dweight, inside, ROWS)
+    store_sums(dbias_ptr, part, dbias, inside, ROWS)
+    store_sums(dadd_ptr, part, dadd, inside, ROWS)
+    end_output(scale_max_ptr, amax_ptr, overflow_ptr, overflow_stats_ptr, largest, overflow)
 
 
-def layer_norm_backward(dx, dweight, dbias, grad, x, weight, mean, rstd):
-    grad = operators.whole_rows(grad)
-    x, weight = x.contiguous(), weight.contiguous()
-    grid = (dweight.shape[0],)
-    tensors = (grad, x, weight, mean, rstd, dx, dweight, dbias)
-    sizes = (grad.stride(0), grad.shape[0])
-    operators.launch(_layer_norm_backward, grid, *tensors, *sizes, constants=(128, 8), num_warps=2)
-
-
-@triton.jit(do_not_specialize=["m"])
-def _layer_norm_e4m3(
-    x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, mean_ptr, rstd_ptr, x_stride, m,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr,
+@triton.jit(do_not_specialize=["m", "parts", "k"])
+def norm_forward(
+    x_ptr, add_ptr, times_ptr, residual_ptr, weight_ptr, bias_ptr, maxima_ptr, overflow_stats_ptr, out_ptr, scale_ptr,
+    scale_max_ptr, amax_ptr, overflow_ptr, kept_ptr, mean_ptr, rstd_ptr, x_stride, m, parts, k, WIDTH: tl.constexpr,
+    PADDED: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, HELD: tl.constexpr,
+    NORM: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr, SCALING: tl.constexpr,
+    LIMIT: tl.constexpr, POWER_OF_TWO: tl.constexpr,
 ):  # fmt: skip
-    """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
-    columns = tl.arange(0, WIDTH)
-    weight = tl.load(weight_ptr + columns).to(tl.float32)
-    bias = tl.load(bias_ptr + columns).to(tl.float32)
-    scale_max = 0.0
-    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
-        row = first + tl.arange(0, ROWS)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
-        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        mean = tl.sum(x, 1) / WIDTH
-        x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + 1e-05)
-        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        tl.store(mean_ptr + row, mean, mask=valid)
-        tl.store(rstd_ptr + row, rstd, mask=valid)
-        # Non-finite values are ignored when the scale is computed, and become NaN.
-        nan = nan_unless_finite(y)
-        amax = tl.maximum(tl.max(tl.abs(y) + nan, 1), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = e4m3_scale(amax)
-        values = y * reciprocal[:, None] - nan
-        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
-        tl.store(scale_ptr + row, scale, mask=valid)
-        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
+    """[+ add] -> [* times] -> [+ residual] -> [norm] -> [activation] -> FP8 or a plain matrix, of x (m, WIDTH).
+
+    A pointer is None where there is nothing to read or to write. A program takes ROWS rows at a step.
+    """
+    columns = tl.arange(0, PADDED)
+    # Where zeros are written behind x, its width k is no constant: ptxas (of Triton 3.6) miswrites the upper of two
+    # packed FP8 values where it knows of the zeros.
+    inside = mask_of(None, columns < (WIDTH if COLUMNS == WIDTH else k), WIDTH == PADDED)
+    written = mask_of(None, columns < COLUMNS, COLUMNS == PADDED)
+    if HELD:
+        add, weight = load_vector(add_ptr, columns, inside), load_vector(weight_ptr, columns, inside)
+        bias = load_vector(bias_ptr, columns, inside)
+    factor, largest, overflow = begin_output(scale_ptr, maxima_ptr, parts, SCALING, LIMIT, POWER_OF_TWO, ROWS * PADDED)
+    for first in tl.range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        row = first if ROWS == 1 else first + tl.arange(0, ROWS)
+        valid = None if ROWS == 1 else row < m
+        start = by_row(tl.cast(row, tl.int64), ROWS)
+        offsets = start * COLUMNS + columns
+        mask = mask_of(valid, inside, WIDTH == PADDED)
+        stored = mask_of(valid, written, COLUMNS == PADDED)
+        if not HELD:
+            add, weight = load_vector(add_ptr, columns, inside), load_vector(weight_ptr, columns, inside)
+            bias = load_vector(bias_ptr, columns, inside)
+        x = load(x_ptr + start * x_stride + columns, mask)
+        if add_ptr is not None:
+            x = x + add
+        if times_ptr is not None:
+            x = x * load(times_ptr + offsets, mask)
+        if residual_ptr is not None:
+            x = x + load(residual_ptr + offsets, mask)
+        if kept_ptr is not None:
+            tl.store(kept_ptr + offsets, x, mask=stored)
+        y = x
+        if NORM == "layer_norm":
+            mean = tl.sum(x, -1) / WIDTH
+            y = zero_outside(x - by_row(mean, ROWS), inside, WIDTH == PADDED)
+            if mean_ptr is not None:
+                tl.store(mean_ptr + row, mean, mask=valid)
+        if NORM == "layer_norm" or NORM == "rms_norm":
+            rstd = tl.rsqrt(tl.sum(y * y, -1) / WIDTH + EPS)
+            y = y * by_row(rstd, ROWS)
+            if rstd_ptr is not None:
+                tl.store(rstd_ptr + row, rstd, mask=valid)
+        if weight_ptr is not None:
+            y = y * weight
+        if bias_ptr is not None:
+            y = y + bias
+        y = activate(y, x, ACTIVATION)
+        if ACTIVATION == "sigmoid" and SCALING is not None:
+            y = zero_outside(y, inside, WIDTH == PADDED)
+        largest, overflow = store_output(
+            y, out_ptr, scale_ptr, offsets, row, valid, stored, factor, largest, overflow,
+            SCALING, LIMIT, POWER_OF_TWO, WIDTH, ROWS,
+        )  # fmt: skip
+    end_output(scale_max_ptr, amax_ptr, overflow_ptr, overflow_stats_ptr, largest, overflow)
 
 
-def layer_norm_e4m3(values, scale, scale_max, mean, rstd, x, weight, bias):
-    x = operators.whole_rows(x)
-    weight, bias = weight.contiguous(), bias.contiguous()
-    grid = (scale_max.shape[0],)
-    tensors = (x, weight, bias, values, scale, scale_max, mean, rstd)
-    sizes = (x.stride(0), x.shape[0])
-    operators.launch(_layer_norm_e4m3, grid, *tensors, *sizes, constants=(128, 8), num_warps=1)
-
-
-@triton.jit(do_not_specialize=["m"])
-def _layer_norm_e4m3_inference(
-    x_ptr, weight_ptr, bias_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
+@triton.jit(do_not_specialize=["m_0", "k_0", "programs_0", "m_1", "k_1", "programs_1", "m_2", "k_2", "programs_2"])
+def quantize_weights(
+    weight_0_ptr, values_0_ptr, scale_0_ptr, scale_max_0_ptr, stride_0, m_0, k_0, programs_0, weight_1_ptr,
+    values_1_ptr, scale_1_ptr, scale_max_1_ptr, stride_1, m_1, k_1, programs_1, weight_2_ptr, values_2_ptr, scale_2_ptr,
+    scale_max_2_ptr, stride_2, m_2, k_2, programs_2, WIDTH_0: tl.constexpr, COLUMNS_0: tl.constexpr,
+    PADDED_0: tl.constexpr, ROWS_0: tl.constexpr, WIDTH_1: tl.constexpr, COLUMNS_1: tl.constexpr,
+    PADDED_1: tl.constexpr, ROWS_1: tl.constexpr, WIDTH_2: tl.constexpr, COLUMNS_2: tl.constexpr,
+    PADDED_2: tl.constexpr, ROWS_2: tl.constexpr,
 ):  # fmt: skip
-    """LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
-    columns = tl.arange(0, WIDTH)
-    weight = tl.load(weight_ptr + columns).to(tl.float32)
-    bias = tl.load(bias_ptr + columns).to(tl.float32)
-    scale_max = 0.0
-    for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
-        row = first + tl.arange(0, ROWS)
-        valid = row < m
-        offsets = row[:, None].to(tl.int64) * WIDTH + columns[None, :]
-        x_offsets = row[:, None].to(tl.int64) * x_stride + columns[None, :]
-        x = tl.load(x_ptr + x_offsets, mask=valid[:, None], other=0.0).to(tl.float32)
-        mean = tl.sum(x, 1) / WIDTH
-        x = x - mean[:, None]
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + 1e-05)
-        y = x * rstd[:, None] * weight[None, :] + bias[None, :]
-        # Non-finite values are ignored when the scale is computed, and become NaN.
-        nan = nan_unless_finite(y)
-        amax = tl.maximum(tl.max(tl.abs(y) + nan, 1), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = e4m3_scale(amax)
-        values = y * reciprocal[:, None] - nan
-        tl.store(values_ptr + offsets, values.to(tl.float8e4nv), mask=valid[:, None])
-        tl.store(scale_ptr + row, scale, mask=valid)
-        scale_max = tl.maximum(scale_max, tl.max(tl.where(valid, scale, 0.0), 0))
-    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
-
-
-def layer_norm_e4m3_inference(values, scale, scale_max, x, weight, bias):
-    x = operators.whole_rows(x)
-    weight, bias = weight.contiguous(), bias.contiguous()
-    grid = (scale_max.shape[0],)
-    tensors = (x, weight, bias, values, scale, scale_max)
-    sizes = (x.stride(0), x.shape[0])
-    operators.launch(_layer_norm_e4m3_inference, grid, *tensors, *sizes, constants=(128, 8), num_warps=1)
-
-
-@triton.jit(do_not_specialize=["m"])
-def _quantize_e4m3(x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, WIDTH: tl.constexpr):
-    """To e4m3 with one power-of-two scale a row of x (m, WIDTH)."""
-    columns = tl.arange(0, WIDTH)
-    scale_max = 0.0
-    for row in range(tl.program_id(0), m, tl.num_programs(0)):
-        offsets = tl.cast(row, tl.int64) * WIDTH + columns
-        x_offsets = tl.cast(row, tl.int64) * x_stride + columns
-        x = tl.load(x_ptr + x_offsets).to(tl.float32)
-        # Non-finite values are ignored when the scale is computed, and become NaN.
-        nan = nan_unless_finite(x)
-        amax = tl.maximum(tl.max(tl.abs(x) + nan, 0), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = e4m3_scale(amax)
-        values = x * reciprocal - nan
-        tl.store(values_ptr + offsets, values.to(tl.float8e4nv))
-        tl.store(scale_ptr + row, scale)
-        scale_max = tl.maximum(scale_max, scale)
-    tl.store(scale_max_ptr + tl.program_id(0), scale_max)
-
-
-def quantize_e4m3(values, scale, scale_max, x):
-    x = operators.whole_rows(x)
-    grid = (scale_max.shape[0],)
-    tensors = (x, values, scale, scale_max)
-    sizes = (x.stride(0), x.shape[0])
-    operators.launch(_quantize_e4m3, grid, *tensors, *sizes, constants=(512,), num_warps=1)
-
-
-@triton.jit(do_not_specialize=["m_0", "m_1", "m_2", "programs_0", "programs_1", "programs_2"])
-def _quantize_weights_128_256_256(
-    weight_0_ptr, values_0_ptr, scale_0_ptr, scale_max_0_ptr, stride_0, m_0, weight_1_ptr, values_1_ptr, scale_1_ptr,
-    scale_max_1_ptr, stride_1, m_1, weight_2_ptr, values_2_ptr, scale_2_ptr, scale_max_2_ptr, stride_2, m_2, programs_0,
-    programs_1, programs_2,
-):  # fmt: skip
-    """3 weights to e4m3 with one power-of-two scale a row."""
+    """Up to 3 weights (m, k) to e4m3 with one power-of-two scale a row. Pointers to no weight are None."""
     program = tl.program_id(0)
-    if program < programs_0:
-        quantize_rows(
-            program, programs_0, weight_0_ptr, values_0_ptr, scale_0_ptr, scale_max_0_ptr, stride_0, m_0, columns=128,
-            rows=8,
-        )  # fmt: skip
-    elif program < programs_0 + programs_1:
-        quantize_rows(
-            program - programs_0, programs_1, weight_1_ptr, values_1_ptr, scale_1_ptr, scale_max_1_ptr, stride_1, m_1,
-            columns=256, rows=4,
-        )  # fmt: skip
-    else:
-        quantize_rows(
-            program - programs_0 - programs_1, programs_2, weight_2_ptr, values_2_ptr, scale_2_ptr, scale_max_2_ptr,
-            stride_2, m_2, columns=256, rows=4,
-        )  # fmt: skip
-
-
-def quantize_weights_128_256_256(*tensors):
-    operands, programs = [], []
-    for i in range(3):
-        values, scale, scale_max = tensors[3 * i : 3 * i + 3]
-        weight = operators.whole_rows(tensors[i + 9])
-        operands += [weight, values, scale, scale_max, weight.stride(0), weight.shape[0]]
-        programs.append(scale_max.shape[0])
-    operators.launch(_quantize_weights_128_256_256, (sum(programs),), *operands, *programs, num_warps=1)
-
-
-@triton.jit(do_not_specialize=["m_0", "m_1", "m_2", "programs_0", "programs_1", "programs_2"])
-def _quantize_weights_512_256_256(
-    weight_0_ptr, values_0_ptr, scale_0_ptr, scale_max_0_ptr, stride_0, m_0, weight_1_ptr, values_1_ptr, scale_1_ptr,
-    scale_max_1_ptr, stride_1, m_1, weight_2_ptr, values_2_ptr, scale_2_ptr, scale_max_2_ptr, stride_2, m_2, programs_0,
-    programs_1, programs_2,
-):  # fmt: skip
-    """3 weights to e4m3 with one power-of-two scale a row."""
-    program = tl.program_id(0)
-    if program < programs_0:
-        quantize_rows(
-            program, programs_0, weight_0_ptr, values_0_ptr, scale_0_ptr, scale_max_0_ptr, stride_0, m_0, columns=512,
-            rows=2,
-        )  # fmt: skip
-    elif program < programs_0 + programs_1:
-        quantize_rows(
-            program - programs_0, programs_1, weight_1_ptr, values_1_ptr, scale_1_ptr, scale_max_1_ptr, stride_1, m_1,
-            columns=256, rows=4,
-        )  # fmt: skip
-    else:
-        quantize_rows(
-            program - programs_0 - programs_1, programs_2, weight_2_ptr, values_2_ptr, scale_2_ptr, scale_max_2_ptr,
-            stride_2, m_2, columns=256, rows=4,
-        )  # fmt: skip
-
-
-def quantize_weights_512_256_256(*tensors):
-    operands, programs = [], []
-    for i in range(3):
-        values, scale, scale_max = tensors[3 * i : 3 * i + 3]
-        weight = operators.whole_rows(tensors[i + 9])
-        operands += [weight, values, scale, scale_max, weight.stride(0), weight.shape[0]]
-        programs.append(scale_max.shape[0])
-    operators.launch(_quantize_weights_512_256_256, (sum(programs),), *operands, *programs, num_warps=1)
-
-
-@triton.jit(do_not_specialize=["p_0", "p_1"])
-def _reduce_2(partial_0_ptr, total_0_ptr, p_0, n_0, partial_1_ptr, total_1_ptr, p_1, n_1, blocks_0):
-    """Column sums of 2 matrices."""
-    block = tl.program_id(0)
-    if block < blocks_0:
-        sum_columns(block, partial_0_ptr, total_0_ptr, p_0, n_0, rows=128, columns=16)
-    else:
-        sum_columns(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1, rows=128, columns=16)
-
-
-def reduce_2(*tensors):
-    operands, blocks = [], []
-    # Before the partial sums are the totals, and between them the dtypes of these.
-    for partial, total in zip(tensors[2::2], tensors[:2], strict=True):
-        operands += [partial.contiguous(), total, *partial.shape]
-        blocks.append(-(-total.numel() // 16))
-    operators.launch(_reduce_2, (sum(blocks),), *operands, *blocks[:-1], num_warps=8)
-
-
-@triton.jit(do_not_specialize=["p_0", "p_1", "p_2"])
-def _reduce_3(
-    partial_0_ptr, total_0_ptr, p_0, n_0, partial_1_ptr, total_1_ptr, p_1, n_1, partial_2_ptr, total_2_ptr, p_2, n_2,
-    blocks_0, blocks_1,
-):  # fmt: skip
-    """Column sums of 3 matrices."""
-    block = tl.program_id(0)
-    if block < blocks_0:
-        sum_columns(block, partial_0_ptr, total_0_ptr, p_0, n_0, rows=128, columns=16)
-    elif block < blocks_0 + blocks_1:
-        sum_columns(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1, rows=128, columns=16)
-    else:
-        sum_columns(block - blocks_0 - blocks_1, partial_2_ptr, total_2_ptr, p_2, n_2, rows=128, columns=16)
-
-
-def reduce_3(*tensors):
-    operands, blocks = [], []
-    # Before the partial sums are the totals, and between them the dtypes of these.
-    for partial, total in zip(tensors[3::2], tensors[:3], strict=True):
-        operands += [partial.contiguous(), total, *partial.shape]
-        blocks.append(-(-total.numel() // 16))
-    operators.launch(_reduce_3, (sum(blocks),), *operands, *blocks[:-1], num_warps=8)
+    if weight_0_ptr is not None:
+        if program >= 0 and program < programs_0:
+            quantize_rows(
+                program, programs_0, weight_0_ptr, values_0_ptr, scale_0_ptr, scale_max_0_ptr, stride_0, m_0, k_0,
+                WIDTH_0, COLUMNS_0, PADDED_0, ROWS_0,
+            )  # fmt: skip
+        program -= programs_0
+    if weight_1_ptr is not None:
+        if program >= 0 and program < programs_1:
+            quantize_rows(
+                program, programs_1, weight_1_ptr, values_1_ptr, scale_1_ptr, scale_max_1_ptr, stride_1, m_1, k_1,
+                WIDTH_1, COLUMNS_1, PADDED_1, ROWS_1,
+            )  # fmt: skip
+        program -= programs_1
+    if weight_2_ptr is not None:
+        if program >= 0 and program < programs_2:
+            quantize_rows(
+                program, programs_2, weight_2_ptr, values_2_ptr, scale_2_ptr, scale_max_2_ptr, stride_2, m_2, k_2,
+                WIDTH_2, COLUMNS_2, PADDED_2, ROWS_2,
+            )  # fmt: skip
+        program -= programs_2
 
 
 @triton.jit(do_not_specialize=["p_0", "p_1", "p_2", "p_3", "p_4", "p_5"])
-def _reduce_6(
+def reduce(
     partial_0_ptr, total_0_ptr, p_0, n_0, partial_1_ptr, total_1_ptr, p_1, n_1, partial_2_ptr, total_2_ptr, p_2, n_2,
     partial_3_ptr, total_3_ptr, p_3, n_3, partial_4_ptr, total_4_ptr, p_4, n_4, partial_5_ptr, total_5_ptr, p_5, n_5,
-    blocks_0, blocks_1, blocks_2, blocks_3, blocks_4,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Column sums of 6 matrices."""
+    """Column sums of up to 6 matrices (p, n), a block of columns a program. Pointers to no matrix are None."""
     block = tl.program_id(0)
-    if block < blocks_0:
-        sum_columns(block, partial_0_ptr, total_0_ptr, p_0, n_0, rows=128, columns=16)
-    elif block < blocks_0 + blocks_1:
-        sum_columns(block - blocks_0, partial_1_ptr, total_1_ptr, p_1, n_1, rows=128, columns=16)
-    elif block < blocks_0 + blocks_1 + blocks_2:
-        sum_columns(block - blocks_0 - blocks_1, partial_2_ptr, total_2_ptr, p_2, n_2, rows=128, columns=16)
-    elif block < blocks_0 + blocks_1 + blocks_2 + blocks_3:
-        sum_columns(block - blocks_0 - blocks_1 - blocks_2, partial_3_ptr, total_3_ptr, p_3, n_3, rows=128, columns=16)
-    elif block < blocks_0 + blocks_1 + blocks_2 + blocks_3 + blocks_4:
-        sum_columns(
-            block - blocks_0 - blocks_1 - blocks_2 - blocks_3, partial_4_ptr, total_4_ptr, p_4, n_4, rows=128,
-            columns=16,
-        )  # fmt: skip
-    else:
-        sum_columns(
-            block - blocks_0 - blocks_1 - blocks_2 - blocks_3 - blocks_4, partial_5_ptr, total_5_ptr, p_5, n_5,
-            rows=128, columns=16,
-        )  # fmt: skip
+    if partial_0_ptr is not None:
+        if block >= 0 and block < tl.cdiv(n_0, COLUMNS):
+            sum_columns(block, partial_0_ptr, total_0_ptr, p_0, n_0, ROWS, COLUMNS)
+        block -= tl.cdiv(n_0, COLUMNS)
+    if partial_1_ptr is not None:
+        if block >= 0 and block < tl.cdiv(n_1, COLUMNS):
+            sum_columns(block, partial_1_ptr, total_1_ptr, p_1, n_1, ROWS, COLUMNS)
+        block -= tl.cdiv(n_1, COLUMNS)
+    if partial_2_ptr is not None:
+        if block >= 0 and block < tl.cdiv(n_2, COLUMNS):
+            sum_columns(block, partial_2_ptr, total_2_ptr, p_2, n_2, ROWS, COLUMNS)
+        block -= tl.cdiv(n_2, COLUMNS)
+    if partial_3_ptr is not None:
+        if block >= 0 and block < tl.cdiv(n_3, COLUMNS):
+            sum_columns(block, partial_3_ptr, total_3_ptr, p_3, n_3, ROWS, COLUMNS)
+        block -= tl.cdiv(n_3, COLUMNS)
+    if partial_4_ptr is not None:
+        if block >= 0 and block < tl.cdiv(n_4, COLUMNS):
+            sum_columns(block, partial_4_ptr, total_4_ptr, p_4, n_4, ROWS, COLUMNS)
+        block -= tl.cdiv(n_4, COLUMNS)
+    if partial_5_ptr is not None:
+        if block >= 0 and block < tl.cdiv(n_5, COLUMNS):
+            sum_columns(block, partial_5_ptr, total_5_ptr, p_5, n_5, ROWS, COLUMNS)
+        block -= tl.cdiv(n_5, COLUMNS)
 
 
-def reduce_6(*tensors):
-    operands, blocks = [], []
-    # Before the partial sums are the totals, and between them the dtypes of these.
-    for partial, total in zip(tensors[6::2], tensors[:6], strict=True):
-        operands += [partial.contiguous(), total, *partial.shape]
-        blocks.append(-(-total.numel() // 16))
-    operators.launch(_reduce_6, (sum(blocks),), *operands, *blocks[:-1], num_warps=8)
-
-
-@triton.jit(do_not_specialize=["parts_0", "parts_1", "tiles_0"])
-def _requantize_transpose_2(
-    values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, m_t_0, parts_0, values_1_ptr,
-    scale_1_ptr, scale_max_1_ptr, transposed_1_ptr, scale_t_1_ptr, m_1, n_1, m_t_1, parts_1, tiles_0,
-):  # fmt: skip
-    """Transposed copies of 2 e4m3 matrices."""
-    tile = tl.program_id(0)
-    if tile < tiles_0:
-        requantize_transpose_tile(
-            tile, values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, m_t_0, parts_0,
-            side=128, chunk=1024,
-        )  # fmt: skip
-    else:
-        requantize_transpose_tile(
-            tile - tiles_0, values_1_ptr, scale_1_ptr, scale_max_1_ptr, transposed_1_ptr, scale_t_1_ptr, m_1, n_1,
-            m_t_1, parts_1, side=128, chunk=1024,
-        )  # fmt: skip
-
-
-def requantize_transpose_2(*tensors):
-    operands, tiles = [], []
-    for i in range(2):
-        transposed, scale_t = tensors[2 * i : 2 * i + 2]
-        values, scale, scale_max = tensors[3 * i + 4 : 3 * i + 7]
-        m, n = values.shape
-        sizes = (m, n, transposed.shape[1], scale_max.shape[0])
-        operands += [values.contiguous(), scale, scale_max, transposed, scale_t, *sizes]
-        tiles.append(max(-(-m // 128), 1) * max(-(-n // 128), 1))
-    operators.launch(_requantize_transpose_2, (sum(tiles),), *operands, *tiles[:-1], num_warps=4)
-
-
-@triton.jit(do_not_specialize=["parts_0", "parts_1", "parts_2", "tiles_0", "tiles_1"])
-def _requantize_transpose_3(
+@triton.jit(do_not_specialize=["parts_0", "parts_1", "parts_2"])
+def requantize_transpose(
     values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, m_t_0, parts_0, values_1_ptr,
     scale_1_ptr, scale_max_1_ptr, transposed_1_ptr, scale_t_1_ptr, m_1, n_1, m_t_1, parts_1, values_2_ptr, scale_2_ptr,
-    scale_max_2_ptr, transposed_2_ptr, scale_t_2_ptr, m_2, n_2, m_t_2, parts_2, tiles_0, tiles_1,
+    scale_max_2_ptr, transposed_2_ptr, scale_t_2_ptr, m_2, n_2, m_t_2, parts_2, SIDE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Transposed copies of 3 e4m3 matrices."""
+    """Transposed copies of up to 3 e4m3 matrices (m, n), a tile a program. Pointers to no matrix are None."""
     tile = tl.program_id(0)
-    if tile < tiles_0:
-        requantize_transpose_tile(
-            tile, values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, m_t_0, parts_0,
-            side=128, chunk=1024,
-        )  # fmt: skip
-    elif tile < tiles_0 + tiles_1:
-        requantize_transpose_tile(
-            tile - tiles_0, values_1_ptr, scale_1_ptr, scale_max_1_ptr, transposed_1_ptr, scale_t_1_ptr, m_1, n_1,
-            m_t_1, parts_1, side=128, chunk=1024,
-        )  # fmt: skip
-    else:
-        requantize_transpose_tile(
-            tile - tiles_0 - tiles_1, values_2_ptr, scale_2_ptr, scale_max_2_ptr, transposed_2_ptr, scale_t_2_ptr, m_2,
-            n_2, m_t_2, parts_2, side=128, chunk=1024,
-        )  # fmt: skip
-
-
-def requantize_transpose_3(*tensors):
-    operands, tiles = [], []
-    for i in range(3):
-        transposed, scale_t = tensors[2 * i : 2 * i + 2]
-        values, scale, scale_max = tensors[3 * i + 6 : 3 * i + 9]
-        m, n = values.shape
-        sizes = (m, n, transposed.shape[1], scale_max.shape[0])
-        operands += [values.contiguous(), scale, scale_max, transposed, scale_t, *sizes]
-        tiles.append(max(-(-m // 128), 1) * max(-(-n // 128), 1))
-    operators.launch(_requantize_transpose_3, (sum(tiles),), *operands, *tiles[:-1], num_warps=4)
+    if values_0_ptr is not None:
+        if tile >= 0 and tile < tiles_of(m_0, n_0, SIDE):
+            requantize_transpose_tile(
+                tile, values_0_ptr, scale_0_ptr, scale_max_0_ptr, transposed_0_ptr, scale_t_0_ptr, m_0, n_0, m_t_0,
+                parts_0, SIDE, CHUNK,
+            )  # fmt: skip
+        tile -= tiles_of(m_0, n_0, SIDE)
+    if values_1_ptr is not None:
+        if tile >= 0 and tile < tiles_of(m_1, n_1, SIDE):
+            requantize_transpose_tile(
+                tile, values_1_ptr, scale_1_ptr, scale_max_1_ptr, transposed_1_ptr, scale_t_1_ptr, m_1, n_1, m_t_1,
+                parts_1, SIDE, CHUNK,
+            )  # fmt: skip
+        tile -= tiles_of(m_1, n_1, SIDE)
+    if values_2_ptr is not None:
+        if tile >= 0 and tile < tiles_of(m_2, n_2, SIDE):
+            requantize_transpose_tile(
+                tile, values_2_ptr, scale_2_ptr, scale_max_2_ptr, transposed_2_ptr, scale_t_2_ptr, m_2, n_2, m_t_2,
+                parts_2, SIDE, CHUNK,
+            )  # fmt: skip
+        tile -= tiles_of(m_2, n_2, SIDE)

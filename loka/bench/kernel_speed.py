@@ -222,9 +222,10 @@ def arguments_of(spec: AnySpec, rows: int, width: int, device: str = "cuda") -> 
     if isinstance(spec, Reduce):
         return reduce_arguments(width, spec.count, device)
     if isinstance(spec, RequantizeTranspose):  # of dy, x and a square weight
-        return requantize_arguments(*((rows, width), (rows, width), (width, width))[: spec.count], device=device)
+        sizes = ((rows, width), (rows, width), (width, width))[: spec.count]
+        return (list(requantize_arguments(*sizes, device=device)),)
     if isinstance(spec, Transpose):
-        return tuple(requantize_arguments((rows, width), device=device)[0] for _ in range(spec.count))
+        return ([requantize_arguments((rows, width), device=device)[0] for _ in range(spec.count)],)
     if isinstance(spec, NormForward | NormBackward):
         plain = norm_arguments(replace(spec, how=ROWWISE), rows, device)
     else:
@@ -248,9 +249,9 @@ def requantize_arguments(*sizes: tuple[int, int], device: str = "cuda") -> tuple
 
 
 def reduce_arguments(width: int, count: int, device: str = "cuda") -> tuple[Any, ...]:
-    """Arguments of `reduce`: partial sums of a LayerNorm backward and the dtype of the sum, for each operand."""
+    """Arguments of `reduce`: partial sums of LayerNorm backwards and the dtype of their sums."""
     spec = NormBackward(width, "layer_norm", True, True, EPS, "silu", False, True)
     # Each program of a backward writes one row of partial sums.
     here = device_here()
     parts = configuration(spec, here).programs * here.multiprocessors
-    return tuple(item for _ in range(count) for item in (torch.randn(parts, width, device=device), torch.bfloat16))
+    return [torch.randn(parts, width, device=device) for _ in range(count)], torch.bfloat16

@@ -70,8 +70,9 @@ def rotations(bytes_of_one: int, cache: int = DEFAULT.l2_bytes) -> int:
 
 
 def size_of(arguments: Sequence[object]) -> int:
-    """Bytes of the tensors among some arguments."""
-    return sum(value.numel() * value.element_size() for value in arguments if isinstance(value, Tensor))
+    """Bytes of the tensors among some arguments, and in lists among them."""
+    flat = [value for each in arguments for value in (each if isinstance(each, list) else [each])]
+    return sum(value.numel() * value.element_size() for value in flat if isinstance(value, Tensor))
 
 
 def summarise(samples_us: Sequence[float]) -> Timing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -137,6 +137,18 @@ def saved_tensors(ctx: Any) -> tuple[Tensor, ...]:
     if not torch.compiler.is_compiling():
         ctx.maybe_clear_saved_tensors()
     return tensors
+
+
+def reduced(
+    reduce: Callable[..., list[Tensor]], partials: Sequence[Tensor], dtypes: Sequence[torch.dtype]
+) -> list[Tensor]:
+    """Column sums (N,) of partial sums, each (P, N) float32, in their dtypes: a call of `reduce` for each dtype."""
+    totals = list(partials)
+    for dtype in dict.fromkeys(dtypes):
+        places = [place for place, of_one in enumerate(dtypes) if of_one is dtype]
+        for place, total in zip(places, reduce([partials[place] for place in places], dtype), strict=True):
+            totals[place] = total
+    return totals
 
 
 class Quantized(NamedTuple):

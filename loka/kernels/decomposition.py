@@ -29,13 +29,14 @@ def register(
 ) -> None:
     """AOTAutograd traces `function` instead of the operator "NAMESPACE::NAME" where `visible(*arguments)`.
 
-    Both take the operator's arguments, the first of which is a tensor. The operator stays opaque on the CPU, in
-    torch.export, where a size comes from data and may be zero, and where torch fills uninitialised memory, as Triton
-    3.6 cannot compile Inductor's code that fills FP8 tensors.
+    Both take the operator's arguments, the first of which is a tensor or a list of tensors. The operator stays opaque
+    on the CPU, in torch.export, where a size comes from data and may be zero, and where torch fills uninitialised
+    memory, as Triton 3.6 cannot compile Inductor's code that fills FP8 tensors.
     """
 
     def rule(mode: Any, op: Any, types: Any, arguments: tuple[Any, ...], keywords: Any) -> Any:
-        opaque = keywords or not on_gpu(arguments[0]) or _stays_opaque() or _sized_by_data(arguments)
+        first = arguments[0][0] if isinstance(arguments[0], list) else arguments[0]
+        opaque = keywords or not on_gpu(first) or _stays_opaque() or _sized_by_data(arguments)
         if opaque or not visible(*arguments):
             return mode.__torch_dispatch__(op, types, arguments, keywords)
         with mode:
@@ -90,13 +91,15 @@ def _remembered(find: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _type_or_number(argument: object) -> object:
-    return argument if type(argument) is int else getattr(argument, "dtype", type(argument))
+    plain = argument is None or isinstance(argument, int | float | str)
+    return argument if plain else getattr(argument, "dtype", type(argument))
 
 
 def _sized_by_data(arguments: Iterable[object]) -> bool:
     from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols  # takes half a second, for sympy
 
-    return any(has_free_unbacked_symbols(x) for x in arguments if isinstance(x, Tensor))
+    tensors = (x for each in arguments for x in (each if isinstance(each, list) else [each]))
+    return any(has_free_unbacked_symbols(x) for x in tensors if isinstance(x, Tensor))
 
 
 def _stays_opaque() -> bool:

@@ -51,7 +51,7 @@ def test_wrong_sums_are_found(producers: Producers) -> None:
 
 def test_a_backward_is_timed_with_the_reduction_of_its_sums() -> None:
     part = Part(PartKind.BACKWARD, "rendered", 96, WIDTH, recipe="e4m3 rowwise", around="layer_norm")
-    assert [spec.function for spec in specs_of(part)] == ["layer_norm_backward_e4m3", "reduce_2"]
+    assert [spec.function for spec in specs_of(part)] == ["layer_norm_backward_e4m3", "reduce"]
     unweighted = Part(PartKind.BACKWARD, "rendered", 96, WIDTH, recipe="bfloat16", around="relu")
     assert len(specs_of(unweighted)) == 1
 

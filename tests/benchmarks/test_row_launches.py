@@ -37,7 +37,7 @@ def test_a_candidate_is_rendered_under_its_launch(tmp_path: Path, monkeypatch: p
     case = cases([512])[0]
     launch = next(each for each in launches(case) if each.warps == 4)
     write_kernels(tmp_path, "swept_rows", LaunchCandidate(case, launch), DEFAULT)
-    assert f"num_warps={launch.warps}" in (tmp_path / "swept_rows" / "triton_kernels.py").read_text()
+    assert f"warps={launch.warps}" in (tmp_path / "swept_rows" / "fused.py").read_text()
     monkeypatch.syspath_prepend(str(tmp_path))
     assert importlib.import_module("swept_rows.fused")
 

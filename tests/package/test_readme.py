@@ -37,8 +37,9 @@ def test_the_policy_is_the_shipped_one() -> None:
 
 def test_the_excerpts_are_in_the_generated_package() -> None:
     generated = REPOSITORY / "generated" / "ranker"
-    modules, kernels = markdown.blocks(GENERATED, "python")
+    modules, operators, kernels = markdown.blocks(GENERATED, "python")
     assert modules in (generated / "modules.py").read_text(encoding="utf-8")
+    assert operators in (generated / "fused.py").read_text(encoding="utf-8")
     assert kernels in (generated / "triton_kernels.py").read_text(encoding="utf-8")
 
 

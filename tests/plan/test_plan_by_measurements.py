@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -157,8 +158,8 @@ def test_what_bf16_is_faster_for_is_fused_in_bf16(chained: bool, folder: Path) -
     assert second.timing.kept is not chained
     files = render_package(plan)
     assert "e4m3" in files["kernels.py"]
-    plain = files["fused.py"].partition("def _add_layer_norm_silu_outputs(")[2].partition("return")[0]  # in bf16
-    assert ("width_of(x, (64, 512))" if not chained else "check_rows(x, 512)") in plain
+    plain = files["fused.py"].partition("\nadd_layer_norm_silu = ")[2].partition("\n\n")[0]  # in bf16
+    assert re.findall(r"(\d+): Rows\(", plain) == (["512"] if chained else ["64", "512"])
 
 
 def test_the_norms_around_are_counted_once(plan_for: PlanFor) -> None:

@@ -165,7 +165,8 @@ class Producers:
         launch = [self._operator(spec) for spec in specs]
         if part.work is PartKind.REQUANTIZE_TRANSPOSE:
             arguments = requantize_arguments(*[(part.rows, part.columns)] * TRANSPOSED_PER_LAUNCH, device=self.device)
-            return PreparedCall(launch[0], arguments, partial(_check_transposed, arguments), TRANSPOSED_PER_LAUNCH)
+            check = partial(_check_transposed, arguments)
+            return PreparedCall(lambda *given: launch[0](list(given)), arguments, check, TRANSPOSED_PER_LAUNCH)
         first = specs[0]
         if not isinstance(first, NormForward | NormBackward):
             raise InputError(f"{part} has no arguments to be measured with")
@@ -229,7 +230,7 @@ def with_sums(
     Returns the results of the backward kernel.
     """
     results = backward(*arguments)
-    reduce(*(item for sums in results[-count:] for item in (sums, dtype)))
+    reduce(list(results[-count:]), dtype)
     return results
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError
-from loka.kernels.fused.kernel_values import KernelValues, check_width, padded_width
+from loka.kernels.fused.kernel_values import check_width, padded_width
 from loka.kernels.fused.quantization import Quantization
 
 LARGEST_COUNT = {"requantize_transpose": 3, "transpose": 3, "reduce": 6}  # operands in one launch, at most
@@ -41,7 +41,7 @@ class RequantizeTranspose:
     @property
     def function(self) -> str:
         """The operator's name."""
-        return f"requantize_transpose_{self.count}"
+        return "requantize_transpose"
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class Transpose:
     @property
     def function(self) -> str:
         """The operator's name."""
-        return f"transpose_{self.count}"
+        return "transpose"
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ class Reduce:
     @property
     def function(self) -> str:
         """The operator's name."""
-        return f"reduce_{self.count}"
+        return "reduce"
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -197,46 +197,6 @@ def _check_count(family: str, count: int) -> None:
         raise InputError(f"a {family} kernel takes 1 to {LARGEST_COUNT[family]} operands, not {count}")
 
 
-def transpose_values(spec: RequantizeTranspose | Transpose, device: DeviceSpec = DEFAULT) -> KernelValues:
-    """Template values of transpositions, with requantization or under one scale."""
-    matrices = "e4m3 matrices" if isinstance(spec, RequantizeTranspose) else "matrices"
-    one = "an e4m3 matrix" if isinstance(spec, RequantizeTranspose) else "a matrix"
-    several = f"Transposed copies of {spec.count} {matrices}"
-    shapes: dict[str, str] = {}
-    for end in endings(spec.count):
-        r, c = f"R{end}", f"C{end}"
-        shapes |= {f"values{end}": f"({r}, {c}) e4m3", f"transposed{end}": f"({c}, {r})"}
-        shapes |= {f"scale{end}": f"({r}, 1)", f"scale_max{end}": f"(P{end},)", f"scale_t{end}": f"({c}, 1)"}
-    return KernelValues(
-        family=f"cast_transpose/{'requantize_transpose' if isinstance(spec, RequantizeTranspose) else 'transpose'}",
-        spec=spec,
-        launch=device.launches.transpose,
-        title=f"The transposed copy of {one}" if spec.count == 1 else several,
-        shapes=shapes,
-        numbers={"ends": endings(spec.count)},
-    )
-
-
-def reduce_values(spec: Reduce, device: DeviceSpec = DEFAULT) -> KernelValues:
-    """Template values of column sums."""
-    shapes: dict[str, str] = {}
-    for end in endings(spec.count):
-        shapes |= {f"partial{end}": f"(P{end}, N{end})", f"dtype{end}": f"of total{end}", f"total{end}": f"(N{end},)"}
-    title = f"Column sums of {spec.count} matrices" if spec.count > 1 else "Column sums of a matrix"
-    launch = device.launches.reduce
-    return KernelValues("reduce/reduce", spec, launch, title, shapes, {"ends": endings(spec.count)})
-
-
-def cast_transpose_values(spec: CastTranspose, device: DeviceSpec = DEFAULT) -> KernelValues:
-    """Template values for a matrix's two FP8 copies under one scale."""
-    launch = device.launches.cast_transpose
-    shapes = {"x": "(R, C)", "values": "(R, C)", "transposed": "(C, R)", "scale": "(1, 1)", "maxima": "(Q,)"}
-    shapes |= {"amax": "(P,)", "overflow": "(P,)", "overflow_stats": "(2,)"}
-    return KernelValues(
-        "cast_transpose/cast_transpose", spec, launch, f"To {spec.how.description}, and transposed", shapes
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class ProductsLaunch:
     """Launch configuration: one program per block of columns of a row."""
@@ -245,18 +205,7 @@ class ProductsLaunch:
     warps: int  # of a program
 
 
-def products_values(spec: Products, device: DeviceSpec = DEFAULT) -> KernelValues:
-    """Template values of sums of products."""
+def products_launch(spec: Products, device: DeviceSpec = DEFAULT) -> ProductsLaunch:
+    """The launch for a spec."""
     columns = min(padded_width(spec.width), device.launches.products_columns)
-    vectors = [name for name in spec.parameters if name.startswith("add_")]
-    matrices = [name for name in spec.parameters if name not in vectors]
-    title = "Products and sums" if spec.plain else "Products"
-    shapes = dict.fromkeys(matrices, f"(M, {spec.width})") | dict.fromkeys(vectors, f"({spec.width},)")
-    return KernelValues(
-        family="reduce/products",
-        spec=spec,
-        launch=ProductsLaunch(columns, max(1, columns // 256)),
-        title=title if spec.adds else "Sum of matrices",
-        shapes=shapes | {"out": f"(M, {spec.width}) of dtype"},
-        numbers={"matrices": matrices, "blocks": -(-spec.width // columns)},
-    )
+    return ProductsLaunch(columns, max(1, columns // 256))

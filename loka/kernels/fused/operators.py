@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import cache, wraps
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,102 +27,115 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyp
 # Types of arguments of a direct call. A tensor that stands for others, such as a DTensor, has the address of none.
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, torch.dtype, int, float, bool, type(None)})
 _cuda: dict[str, Callable[..., Any]] = {}  # GPU implementation of each operator, by name
-_references: dict[str, Callable[..., Any]] = {}  # by name, too
-_flops: dict[str, int] = {}  # of those with products, for each row of the first argument
+_operators: dict[str, KernelOperator] = {}  # by name, too
 
 
-def kernel(
-    package: str,
-    digest: str,
-    outputs: Callable[..., Any],
-    changes: tuple[str, ...] = (),
-    opaque: bool = False,
-    flops: int = 0,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: makes the reference NAME of a kernel in `package` the operator NAME_DIGEST (`define`).
+class KernelOperator:
+    """The host's side of a kernel, of one family: what an operator takes, allocates, launches and computes on the CPU.
 
-    `flops`: of its products, for each row of the first argument.
+    Families derive from this, each with the spec of what is computed and the launch that was chosen.
     """
 
-    def decorate(reference: Callable[..., Any]) -> Callable[..., Any]:
-        name = reference.__name__
-        if flops:
-            _flops[f"{name}_{digest}"] = flops
-        return define(f"{name}_{digest}", outputs, deferred(package, name), reference, changes, opaque)
+    function: str  # its name in a package
+    schema: str  # of the operator, as torch.library takes it: "(Tensor x) -> (Tensor, Tensor)"
+    opaque = False  # whether the compiler must not look into the launch, as it calls torch in between
+    flops = 0  # of its products, for each row of the first argument
 
-    return decorate
+    def outputs(self, *arguments: Any) -> Any:
+        """The results, allocated but not filled, after a check of the arguments: raises InputError.
+
+        Also tells the compiler their shapes and dtypes, so that sizes may be symbolic. M is free in shapes, and P is
+        the number of programs that a kernel is launched with.
+        """
+        raise NotImplementedError
+
+    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any]) -> None:
+        """Fill the results on a GPU, by the Triton kernels of a package's module `kernels`."""
+        raise NotImplementedError
+
+    def reference(self, *arguments: Any) -> Any:
+        """The results in torch: what runs on the CPU, and what a kernel is compared with."""
+        raise NotImplementedError
 
 
-def define(
-    name: str,
-    outputs: Callable[..., Any],
-    launch: Callable[..., Any],
-    reference: Callable[..., Any],
-    changes: tuple[str, ...] = (),
-    opaque: bool = False,
-) -> Callable[..., Any]:
+def schema(parameters: Iterable[str], results: Collection[str], dtype: str = "", changed: Collection[str] = ()) -> str:
+    """A schema of tensors by name, and `dtype` as the last parameter: "ScalarType? dtype=None"."""
+    tensors = [f"Tensor{'(a!)' if name in changed else ''} {name}" for name in parameters]
+    taken = ", ".join([*tensors, dtype] if dtype else tensors)
+    return f"({taken}) -> {'Tensor' if len(results) == 1 else '(' + ', '.join(['Tensor'] * len(results)) + ')'}"
+
+
+def of_package(package: str, digest: str) -> Callable[[KernelOperator], Callable[..., Any]]:
+    """A function that makes operators of a generated package, FUNCTION_DIGEST, by `define`.
+
+    `digest` is that of all kernels and operators of the package.
+    """
+    kernels = deferred(f"{package}.triton_kernels")
+
+    def kernel(operator: KernelOperator) -> Callable[..., Any]:
+        return define(f"{operator.function}_{digest}", operator, kernels)
+
+    return kernel
+
+
+def define(name: str, operator: KernelOperator, kernels: Callable[[], Any]) -> Callable[..., Any]:
     """A function that runs a kernel, with its operator `loka_generated::NAME` as `overload`, registered once.
 
-    `outputs` checks the arguments and allocates the results; it also tells the compiler their shapes and dtypes. On a
-    GPU, `launch` fills them: it takes the results, then the arguments. On the CPU `reference`, the typed function that
-    the schema is inferred from, runs after the same checks; the function has it as `reference`. None of them returns an
-    argument; `changes` names those that `launch` and `reference` modify. The compiler does not look into an `opaque`
-    operator, whose launch calls torch in between.
-
-    A name contains a digest of the kernel's text, so that the same name in two packages means the same kernel: the
-    operator is kept, and the last `launch` is used, as the package of an earlier one may be gone. The operator has no
-    derivative: it is called inside a torch.autograd.Function.
+    `kernels` gives the module of Triton kernels, on a GPU alone. No result is an argument. A name contains a digest of
+    the kernels' text and launches, so that the same name in two packages means the same: the operator is kept, and the
+    last `kernels` is used, as the package of an earlier one may be gone. The operator has no derivative: it is called
+    inside a torch.autograd.Function. The function has `operator`, and its `reference`, as
+    attributes.
     """
 
     def cuda(*arguments: Any) -> Any:
-        results = outputs(*arguments)
-        launch(*(results if type(results) is tuple else (results,)), *arguments)
+        results = operator.outputs(*arguments)
+        operator.launch(kernels(), (results,) if isinstance(results, Tensor) else results, arguments)
         return results
 
-    _cuda[name], _references[name] = cuda, reference
+    _cuda[name], _operators[name] = cuda, operator
     packet = torch.ops.loka_generated
     if not hasattr(packet, name):
-        _register(name, outputs, reference, changes, opaque)
+        _register(name, operator)
     overload: torch._ops.OpOverload = getattr(packet, name).default
 
-    @wraps(reference)
     def run(*arguments: Any) -> Any:
-        if runs_directly() and arguments[0].is_cuda and _PLAIN.issuperset(map(type, arguments)):
+        if runs_directly() and is_plain(arguments) and first_of(arguments).is_cuda:
             return _on_its_device(cuda, *arguments)
         return overload(*arguments)
 
     run.overload = overload  # type: ignore[attr-defined]
-    run.reference = reference  # type: ignore[attr-defined]
+    run.operator = operator  # type: ignore[attr-defined]
+    run.reference = operator.reference  # type: ignore[attr-defined]
     return run
 
 
 def reference_of(operator: torch._ops.OpOverload) -> Callable[..., Any]:
     """The reference of an operator from `define`."""
-    return _references[operator._schema.name.partition("::")[2]]
+    return _operators[operator._schema.name.partition("::")[2]].reference
 
 
 def flop_formulas() -> Iterator[tuple[torch._ops.OpOverloadPacket, Callable[..., int]]]:
     """The operators with products, each with its FLOPs by the shapes of its arguments."""
-    for name, of_row in _flops.items():
-        yield getattr(torch.ops.loka_generated, name), lambda first, *_, of_row=of_row, **__: of_row * first[0]
+    for name, operator in _operators.items():
+        if operator.flops:
+            of_row = operator.flops
+            yield getattr(torch.ops.loka_generated, name), lambda first, *_, of_row=of_row, **__: of_row * first[0]
 
 
-def _register(
-    name: str, outputs: Callable[..., Any], reference: Callable[..., Any], changes: tuple[str, ...], opaque: bool
-) -> None:
+def _register(name: str, operator: KernelOperator) -> None:
     """Define the operator `loka_generated::NAME` and its implementations."""
 
     def checked(*arguments: Any) -> Any:
-        outputs(*arguments)  # for its checks
-        return reference(*arguments)
+        operator.outputs(*arguments)  # for its checks
+        return operator.reference(*arguments)
 
-    schema = torch.library.infer_schema(reference, mutates_args=changes)
-    _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    _library.define(name + operator.schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
     qualified = f"{NAMESPACE}::{name}"
-    torch.library.register_fake(qualified, known_to_inductor(qualified, outputs), lib=_library)
+    torch.library.register_fake(qualified, known_to_inductor(qualified, operator.outputs), lib=_library)
     _library.impl(name, checked, "CPU")  # type: ignore[no-untyped-call]
     _library.impl(name, lambda *arguments: _on_its_device(_cuda[name], *arguments), "CUDA")  # type: ignore[no-untyped-call]
-    if not opaque:
+    if not operator.opaque:
         decomposition.register(qualified, lambda *arguments: _cuda[name](*arguments), _library)
 
 
@@ -139,27 +152,40 @@ def runs_directly() -> bool:
     return not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
 
 
-def deferred(package: str, function: str) -> Callable[..., Any]:
-    """The function of that name in `package`.triton_kernels, imported on the first call, with Triton.
+def is_plain(arguments: Sequence[Any]) -> bool:
+    """True if no argument, nor a tensor in a list, stands for others."""
+    return all(_PLAIN.issuperset(map(type, a)) if type(a) is list else type(a) in _PLAIN for a in arguments)
+
+
+def first_of(arguments: Sequence[Any]) -> Tensor:
+    """The first tensor of an operator's arguments, which may be in a list."""
+    first: Tensor = arguments[0][0] if type(arguments[0]) is list else arguments[0]
+    return first
+
+
+def deferred(module: str) -> Callable[[], Any]:
+    """A function that imports the module on its first call, with Triton.
 
     So a generated package can be imported, and its references run, without Triton.
     """
 
-    found: Callable[..., Any] | None = None
+    found: Any = None
 
-    def launch(*arguments: Any) -> Any:
+    def imported() -> Any:
         nonlocal found
         if found is None:
-            found = getattr(importlib.import_module(f"{package}.triton_kernels"), function)
-        return found(*arguments)
+            found = importlib.import_module(module)
+        return found
 
-    return launch
+    return imported
 
 
 def launch(
-    kernel: Any, grid: tuple[int, ...], *arguments: Any, constants: tuple[int, ...] = (), num_warps: int
+    kernel: Any, grid: tuple[int, ...], *arguments: Any, constants: tuple[object, ...] = (), num_warps: int
 ) -> None:
     """Launch a Triton kernel on tensors and integers, in the order of its parameters; the first is a tensor.
+
+    None stands for a tensor that is not there.
 
     `constants` are the last parameters, those that are `tl.constexpr`.
 
@@ -189,6 +215,8 @@ def _specialization(arguments: Iterable[Any]) -> list[object]:
     for argument in arguments:
         if type(argument) is int:
             found += argument == 1, argument % 16 == 0, argument >> 31
+        elif argument is None:
+            found.append(None)
         else:
             found += argument.dtype, argument.data_ptr() % 16
     return found
@@ -358,7 +386,7 @@ def check_overflow_stats(overflow_stats: Tensor) -> None:
 
 def _on_its_device(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call `function` with the first argument's device as the current one, where Triton launches."""
-    device = arguments[0].get_device()
+    device = first_of(arguments).get_device()
     if device == torch._C._cuda_getDevice():
         return function(*arguments)
     with torch.cuda.device(device):

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from loka.devices.spec import DeviceSpec
-from loka.devices.targets import DEFAULT
 from loka.errors import InputError
-from loka.kernels.fused.kernel_values import LARGEST_HELD, KernelValues, padded_width
-from loka.kernels.fused.matrix_kernels import endings, numbered
+from loka.kernels.fused.kernel_values import LARGEST_HELD
+from loka.kernels.fused.matrix_kernels import numbered
 from loka.kernels.fused.norm.norm_spec import NormForward
 from loka.kernels.fused.quantization import ROWWISE
 
@@ -37,18 +35,17 @@ class QuantizeWeights:
 
     @property
     def function(self) -> str:
-        """The host function's name, with the weights' widths: quantize_weights_479_to_480_1024."""
-        sizes = [f"{each.width}_to_{each.aligned}" if each.aligned else str(each.width) for each in self.quantizers]
-        return "_".join(["quantize_weights", *sizes])
+        """The operator's name."""
+        return "quantize_weights"
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The host function's parameters, all tensors."""
+        """The operator's parameters, all tensors."""
         return numbered(("weight",), len(self.quantizers))
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of the host function's results."""
+        """Names of the operator's results."""
         return numbered(ROWWISE.results, len(self.quantizers))
 
 
@@ -56,65 +53,6 @@ def fits(spec: NormForward) -> bool:
     """True if a weight that `spec` quantizes can share a launch with others."""
     plain = NormForward(spec.width, None, False, False, spec.eps, None, False, True, spec.save, aligned=spec.aligned)
     return spec == plain and spec.columns <= LARGEST_HELD
-
-
-@dataclass(frozen=True, slots=True)
-class WeightBlock:
-    """What a program takes of a weight at a step: whole rows."""
-
-    end: str  # of the weight's names: "_0"
-    width: int  # columns of the weight
-    columns: int  # of its values
-    padded: int  # columns of a step, a power of two
-    rows: int  # of a step, a power of two
-
-    @property
-    def masked(self) -> bool:
-        """True if a step has more columns than there are."""
-        return self.width != self.padded
-
-    @property
-    def aligned(self) -> bool:
-        """True if zeros are written behind the weight's columns."""
-        return self.columns != self.width
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsConfiguration:
-    """Launch configuration: each weight has programs of its own, with a grid-stride loop over blocks of rows."""
-
-    blocks: tuple[WeightBlock, ...]  # one for each weight
-    warps: int  # of a program
-    programs: int  # of a weight on each multiprocessor, at most
-
-
-def weights_configuration(spec: QuantizeWeights, device: DeviceSpec = DEFAULT) -> WeightsConfiguration:
-    """The launch for a spec: as many warps as a row of the widest weight needs, and blocks of equal size."""
-    launch = device.launches.weights
-    padded = [padded_width(each.columns) for each in spec.quantizers]
-    warps = min(max(1, max(padded) // launch.warp_elements), launch.most_warps)
-    elements = max(warps * launch.warp_elements, *padded)
-    blocks = [
-        WeightBlock(end, each.width, each.columns, columns, elements // max(columns, launch.least_columns))
-        for end, each, columns in zip(endings(len(padded)), spec.quantizers, padded, strict=True)
-    ]
-    return WeightsConfiguration(tuple(blocks), warps, max(1, launch.warps // warps))
-
-
-def weights_values(spec: QuantizeWeights, launch: WeightsConfiguration) -> KernelValues:
-    """Template values of a launch for several weights."""
-    shapes: dict[str, str] = {}
-    for block in launch.blocks:
-        m = f"M{block.end}"
-        shapes |= {f"weight{block.end}": f"({m}, {block.width})", f"values{block.end}": f"({m}, {block.columns})"}
-        shapes |= {f"scale{block.end}": f"({m}, 1)", f"scale_max{block.end}": f"(P{block.end},)"}
-    return KernelValues(
-        family="weights/quantize_weights",
-        spec=spec,
-        launch=launch,
-        title=f"{len(launch.blocks)} weights to {ROWWISE.description}",
-        shapes=shapes,
-    )
 
 
 def grouped(quantizers: Iterable[NormForward]) -> list[list[int]]:

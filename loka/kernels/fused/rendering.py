@@ -1,11 +1,8 @@
-"""Renders specs as the text of Triton kernels and their operators: formatted, the same bytes on any machine.
+"""Renders specs as the two files of a package's kernels: formatted, the same bytes on any machine.
 
-They are two files of a generated package. `triton_kernels.py` has the kernels and the functions that launch them, and
-imports Triton; `fused.py` has the operators and does not import it: each allocates its results, runs its reference on
-the CPU, and loads `triton_kernels` when it is first called on a GPU.
-
-Kernels of norms and quantizers take the width of their rows as a constant. One operator has all widths of a package: a
-kernel for each structure that its template renders, such as masked or one row at a step, and a table of launches.
+`triton_kernels.py` has the Triton kernels that the package needs, each with flags (`tl.constexpr`) for what it may do,
+and imports Triton; `fused.py` has the operators, a table of what each computes and how it is launched, and does not
+import it. A few kernels, of rows that no program holds and of tiles, are written for one spec each.
 """
 
 from __future__ import annotations
@@ -13,61 +10,58 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from enum import Enum
 from typing import Any
 
 from loka.devices.spec import DeviceSpec, RowLaunch
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError
-from loka.kernels.fused.cross.cross_kernel import (
-    CrossBackward,
-    CrossConfiguration,
-    cross_backward_values,
-    cross_configuration,
-)
+from loka.kernels.fused.cross.cross_kernel import CrossBackward, CrossConfiguration, cross_configuration, cross_title
 from loka.kernels.fused.interaction.concat_norm import (
     ConcatNormBackward,
     ConcatNormConfiguration,
     ConcatNormForward,
     concat_norm_configuration,
-    concat_norm_values,
+    concat_norm_title,
 )
-from loka.kernels.fused.interaction.fm import FmBackward, FmConfiguration, FmForward, fm_configuration, fm_values
-from loka.kernels.fused.kernel_values import LARGEST_HELD, KernelValues, WidthLaunch
+from loka.kernels.fused.interaction.fm import FmBackward, FmConfiguration, FmForward, fm_configuration, fm_title
+from loka.kernels.fused.interaction.interaction_operators import ConcatNormOperator, CrossOperator, FmOperator
+from loka.kernels.fused.kernel_values import LARGEST_HELD
 from loka.kernels.fused.matrix_kernels import (
     CastTranspose,
     Products,
     Reduce,
     RequantizeTranspose,
     Transpose,
-    cast_transpose_values,
-    products_values,
-    reduce_values,
-    transpose_values,
+    products_launch,
 )
-from loka.kernels.fused.norm.fused_cast_transpose import (
-    FusedCastTranspose,
-    TransposeTile,
-    fused_cast_transpose_values,
-    tile_of,
+from loka.kernels.fused.matrix_operators import (
+    CastTransposeOperator,
+    ProductsOperator,
+    QuantizeWeightsOperator,
+    ReduceOperator,
+    RequantizeTransposeOperator,
+    TransposeOperator,
 )
-from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
+from loka.kernels.fused.norm.fused_cast_transpose import FusedCastTranspose, TransposeTile, tile_of
+from loka.kernels.fused.norm.norm_operator import FusedCastTransposeOperator, NormOperator, WideNormOperator
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES, NormBackward, NormForward, Spec
 from loka.kernels.fused.norm.norm_values import (
     WideConfiguration,
     configuration,
-    norm_shapes,
-    norm_values,
+    norm_title,
+    rows_launch,
     wide_configuration,
-    wide_norm_values,
+    wide_norm_passes,
+    wide_rows,
 )
-from loka.kernels.fused.quantize_weights import (
-    QuantizeWeights,
-    WeightsConfiguration,
-    weights_configuration,
-    weights_values,
-)
+from loka.kernels.fused.norm.norms import NORMS
+from loka.kernels.fused.operators import KernelOperator
+from loka.kernels.fused.quantization import ROWWISE, SCALINGS
+from loka.kernels.fused.quantize_weights import QuantizeWeights
 from loka.templating.templates import KERNELS, Templates
+from loka.templating.wrap import WIDTH
 
 KERNELS_FILE = "triton_kernels.py"
 OPERATORS_FILE = "fused.py"
@@ -83,34 +77,24 @@ AnySpec = (
     | QuantizeWeights
 )
 AnyConfiguration = (
-    RowLaunch
-    | WideConfiguration
-    | TransposeTile
-    | FmConfiguration
-    | ConcatNormConfiguration
-    | CrossConfiguration
-    | WeightsConfiguration
+    RowLaunch | WideConfiguration | TransposeTile | FmConfiguration | ConcatNormConfiguration | CrossConfiguration
 )
-
+_KERNELS = KERNELS + "kernels/"
 _SUFFIX = ".py.j2"
-_UNDIGESTED = "0" * 8  # stands for the digest
-_KERNEL_LAYOUT = KERNELS + "kernel" + _SUFFIX
-_LAUNCH_LAYOUT = KERNELS + "launch" + _SUFFIX
-_OPERATOR_LAYOUT = KERNELS + "operator" + _SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """One operator as text."""
+    """One operator of a package."""
 
-    function: str  # name in `fused` and in `triton_kernels`
-    name: str  # of the operator: the function's with a digest of the text
-    text: str  # the Triton kernels and the function that launches them; no imports
-    operator: str  # the operator's outputs and reference; no imports
-    digest: str  # sha256 of `text`, the device functions that it calls, and `operator` without a digest
-    parameters: tuple[str, ...]  # of the operator, in order; a plain forward and `Reduce` take dtypes as well
-    results: tuple[str, ...]  # of the operator, in order; a single result is no tuple
-    launches: tuple[WidthLaunch, ...]  # by width; none for a kernel that is rendered for one alone
+    function: str  # its name in `fused`
+    specs: tuple[AnySpec, ...]  # that it computes: they differ in the width alone, or in the number of operands
+    operator: KernelOperator
+    title: str  # what it computes, in a phrase
+    kernel: str  # the template of its kernel
+    text: str = ""  # of a kernel that is written for this operator alone
+    count: int = 0  # operands of a launch, at most; 0 where they have names
+    maxima_chunk: int = 0  # maxima that a kernel reads at a step
 
 
 def render(
@@ -129,180 +113,233 @@ def render_all(
     launched: AnyConfiguration | None = None,
     device: DeviceSpec = DEFAULT,
 ) -> list[Rendered]:
-    """Renders the operators of specs for a device: one for all specs that differ in the width of their rows alone.
+    """The operators of specs for a device: one for all specs that differ in the width of their rows alone, or in the
+    number of operands.
 
     `launched`, of the specs' own kind, overrides the device's launch. Raises InputError for different kernels of one
     name.
     """
-    by_function: dict[str, list[KernelValues]] = {}
+    by_function: dict[str, list[AnySpec]] = {}
     for spec in dict.fromkeys(specs):
-        by_function.setdefault(spec.function, []).append(_values(spec, launched, device))
-    return [_render(values, templates) for values in by_function.values()]
+        by_function.setdefault(spec.function, []).append(spec)
+    return [_rendered(group, templates, launched, device) for group in by_function.values()]
 
 
-def _render(group: Sequence[KernelValues], templates: Templates) -> Rendered:
-    """Renders the operator of kernels that differ in the width alone."""
-    by_width = {values.width: values for values in sorted(group, key=lambda values: values.width or 0)}
-    first, function = next(iter(by_width.values())), group[0].spec.function
-    template = KERNELS + first.family + _SUFFIX
+def _rendered(
+    group: Sequence[AnySpec], templates: Templates, launched: AnyConfiguration | None, device: DeviceSpec
+) -> Rendered:
+    """The operator of specs of one name."""
+    first, launches = group[0], device.launches
+    made: dict[str, Any] = {"function": first.function, "specs": tuple(group)}
 
-    def kernel(values: KernelValues, name: str) -> str:
-        return templates.render(template, {**values.context(), "layout": _KERNEL_LAYOUT, "kernel": name})
+    def written(template: str, how: object, title: str, **values: object) -> dict[str, Any]:
+        """Of a kernel that is written for one spec."""
+        context = {"spec": first, "producer": first, "launch": how, "title": title, **values}
+        text = templates.render(f"{_KERNELS}{template}{_SUFFIX}", context).strip("\n") + "\n"
+        return {"kernel": template, "title": title, "text": text}
 
-    usual = f"_{function}"
-    texts = {width: kernel(values, usual) for width, values in by_width.items()}
-    others = [values for values in group if values is not by_width[values.width]]
-    if any(kernel(values, usual) != texts[values.width] for values in others):
-        raise _two_kernels(function)
-    names = _kernel_names(by_width, texts)
-    kernels = {
-        name: texts[width] if name == usual else kernel(by_width[width], name)
-        for width, name in reversed(names.items())
-    }
-    launches = tuple(_launch(values, names[width]) for width, values in by_width.items() if width is not None)
-    context = {**first.context(), "launches": launches}
-    if len(launches) > 1 and isinstance(first.spec, NormForward | NormBackward):
-        context["shapes"] = norm_shapes(first.spec, several=True)
-    launch = templates.render(template, {**context, "layout": _LAUNCH_LAYOUT})
-    operator = templates.render(template, {**context, "layout": _OPERATOR_LAYOUT, "digest": _UNDIGESTED})
-    text = "\n\n".join([*reversed(kernels.values()), launch])
-    called = used_functions([text], device_functions(templates))
-    digest = hashlib.sha256("".join((*called, text, operator)).encode()).hexdigest()
-    return Rendered(
-        function=function,
-        name=f"{function}_{digest[:8]}",
-        text=text,
-        operator=operator.replace(_UNDIGESTED, digest[:8], 1),
-        digest=digest,
-        parameters=first.spec.parameters,
-        results=first.spec.results,
-        launches=launches,
-    )
+    match first:
+        case NormForward() | NormBackward() if first.width > LARGEST_HELD:
+            wide = launched if isinstance(launched, WideConfiguration) else wide_configuration(first, device)
+            title, rows = norm_title(first), wide_rows(first, wide, device)
+            passes = wide_norm_passes(first) if isinstance(first, NormBackward) else ()
+            template = "wide_forward" if isinstance(first, NormForward) else "wide_backward"
+            values = {"passes": passes, "across": rows.across, "maxima_chunk": launches.maxima_chunk}
+            made |= written(template, wide, title, **values) | {"operator": WideNormOperator(first, rows)}
+        case NormForward() | NormBackward():
+            chosen = launched if isinstance(launched, RowLaunch) else None
+            by_width = {spec.width: spec for spec in _alike(group)}
+            rows_of = {
+                width: rows_launch(spec, chosen or configuration(spec, device), device)
+                for width, spec in sorted(by_width.items())
+            }
+            operator = NormOperator(by_width[min(by_width)], rows_of)
+            kernel = "norm_forward" if isinstance(first, NormForward) else "norm_backward"
+            made |= {"operator": operator, "title": norm_title(first), "kernel": kernel}
+            made |= {"maxima_chunk": launches.maxima_chunk}
+        case FusedCastTranspose():
+            tile = launched if isinstance(launched, TransposeTile) else tile_of(first.spec, device)
+            values = {"producer": first.spec, "across": -(-first.width // tile.columns)}
+            made |= written("fused_cast_transpose", tile, f"{norm_title(first.spec)}, and transposed", **values)
+            made |= {"operator": FusedCastTransposeOperator(first, tile)}
+        case CastTranspose():
+            title = f"To {first.how.description}, and transposed"
+            made |= written("cast_transpose", launches.cast_transpose, title)
+            made |= {"operator": CastTransposeOperator(first, launches.cast_transpose)}
+        case Products():
+            how = products_launch(first, device)
+            title = ("Products and sums" if first.plain else "Products") if first.adds else "Sum of matrices"
+            made |= written("products", how, title) | {"operator": ProductsOperator(first, how)}
+        case Reduce():
+            count = max(spec.count for spec in group if isinstance(spec, Reduce))
+            made |= {"operator": ReduceOperator(count, launches.reduce), "title": "Column sums of matrices"}
+            made |= {"kernel": "reduce", "count": count}
+        case RequantizeTranspose():
+            count = max(spec.count for spec in group if isinstance(spec, RequantizeTranspose))
+            made |= {"operator": RequantizeTransposeOperator(count, launches.transpose), "count": count}
+            made |= {"kernel": "requantize_transpose", "title": "Transposed copies of e4m3 matrices, one scale each"}
+        case Transpose():
+            count = max(spec.count for spec in group if isinstance(spec, Transpose))
+            made |= {"operator": TransposeOperator(count, launches.transpose), "count": count}
+            made |= {"kernel": "transpose", "title": "Transposed copies of matrices"}
+        case QuantizeWeights():
+            weights = [spec for spec in group if isinstance(spec, QuantizeWeights)]
+            columns = dict(sorted({(q.width, q.columns) for spec in weights for q in spec.quantizers}))
+            if len(columns) != len({(q.width, q.columns) for spec in weights for q in spec.quantizers}):
+                raise _two_kernels(first.function)
+            count = max(len(spec.quantizers) for spec in weights)
+            made |= {"operator": QuantizeWeightsOperator(columns, count, launches.weights), "count": count}
+            made |= {"kernel": "quantize_weights", "title": f"Weights to {ROWWISE.description}"}
+        case FmForward() | FmBackward():
+            interacting = launched if isinstance(launched, FmConfiguration) else fm_configuration(first, device)
+            kernel = "fm_forward" if isinstance(first, FmForward) else "fm_backward"
+            made |= {"operator": FmOperator(first, interacting), "kernel": kernel, "title": fm_title(first)}
+        case ConcatNormForward() | ConcatNormBackward():
+            usual = concat_norm_configuration(first, device)
+            joining = launched if isinstance(launched, ConcatNormConfiguration) else usual
+            kernel = "concat_norm_forward" if isinstance(first, ConcatNormForward) else "concat_norm_backward"
+            made |= {"operator": ConcatNormOperator(first, joining), "kernel": kernel}
+            made |= {"title": concat_norm_title(first)}
+        case CrossBackward():
+            crossing = launched if isinstance(launched, CrossConfiguration) else cross_configuration(first, device)
+            made |= {"operator": CrossOperator(first, crossing), "kernel": "cross_backward"}
+            made |= {"title": cross_title(first)}
+    return Rendered(**made)
 
 
-def _kernel_names(
-    by_width: Mapping[int | None, KernelValues], texts: Mapping[int | None, str]
-) -> dict[int | None, str]:
-    """The name of each width's kernel: one for each text, which tells what sets it apart where there are several."""
-    by_text: dict[str, str] = {}
-    for width, values in by_width.items():
-        words = values.structure if len(set(texts.values())) > 1 else ()
-        name = "_".join(["", values.spec.function, *words])
-        taken = name in by_text.values()
-        by_text.setdefault(texts[width], f"{name}_{width}" if taken else name)
-    return {width: by_text[text] for width, text in texts.items()}
+def _alike(group: Sequence[AnySpec]) -> list[NormForward | NormBackward]:
+    """Specs of rows that differ in the width alone, without what they do not read; raises InputError where they do."""
+    specs = [_as_read(spec) for spec in group if isinstance(spec, NormForward | NormBackward)]
+    if len({replace(spec, width=specs[0].width) for spec in specs}) > 1:
+        raise _two_kernels(specs[0].function)
+    return specs
 
 
-def _launch(values: KernelValues, kernel: str) -> WidthLaunch:
-    numbers: Any = values.numbers
-    launched: Any = values.launch
-    return WidthLaunch(
-        width=values.width or 0,
-        kernel=kernel,
-        constants=tuple(values.constants.values()),
-        warps=launched.warps,
-        least_rows=numbers["least_rows"],
-        most_programs=numbers["most_programs"],
-    )
+def _as_read(spec: NormForward | NormBackward) -> NormForward | NormBackward:
+    """The spec with the usual values where none is read: an eps without a norm, or one that is in its statistics."""
+    forward = isinstance(spec, NormForward)
+    unread = spec.norm is None or not (forward or spec.traits.eps_in_backward)
+    kept = replace(spec, eps=1e-5) if unread else spec
+    return replace(kept, save=False) if isinstance(kept, NormForward) and not kept.traits.saved else kept
 
 
 def _two_kernels(function: str) -> InputError:
     return InputError(f"two different kernels are called {function}; render all widths together, in one configuration")
 
 
-def _values(spec: AnySpec, launched: AnyConfiguration | None, device: DeviceSpec) -> KernelValues:
-    """Template values of a spec."""
-    match spec:
-        case NormForward() | NormBackward():
-            if spec.width > LARGEST_HELD:
-                wide = launched if isinstance(launched, WideConfiguration) else wide_configuration(spec, device)
-                return wide_norm_values(spec, wide, device)
-            chosen = launched if isinstance(launched, RowLaunch) else configuration(spec, device)
-            return norm_values(spec, chosen, device)
-        case RequantizeTranspose() | Transpose():
-            return transpose_values(spec, device)
-        case Reduce():
-            return reduce_values(spec, device)
-        case Products():
-            return products_values(spec, device)
-        case FusedCastTranspose():
-            whole = launched if isinstance(launched, TransposeTile) else tile_of(spec.spec, device)
-            return fused_cast_transpose_values(spec, whole)
-        case CastTranspose():
-            return cast_transpose_values(spec, device)
-        case FmForward() | FmBackward():
-            interacting = launched if isinstance(launched, FmConfiguration) else fm_configuration(spec, device)
-            return fm_values(spec, interacting)
-        case ConcatNormForward() | ConcatNormBackward():
-            usual = concat_norm_configuration(spec, device)
-            concatenating = launched if isinstance(launched, ConcatNormConfiguration) else usual
-            return concat_norm_values(spec, concatenating)
-        case CrossBackward():
-            crossing = launched if isinstance(launched, CrossConfiguration) else cross_configuration(spec, device)
-            return cross_backward_values(spec, crossing)
-        case QuantizeWeights():
-            launching = launched if isinstance(launched, WeightsConfiguration) else weights_configuration(spec, device)
-            return weights_values(spec, launching)
-
-
 def render_files(kernels: Sequence[Rendered], templates: Templates, subject: str, stamp: str = "") -> dict[str, str]:
     """The two files of a package, by name. Their docstrings name the `subject`; a `stamp` becomes STAMP.
 
-    Each kernel is written once, sorted by function name. Raises InputError for two different kernels of one name.
+    Each kernel is written once, operators are sorted by name. Raises InputError for two different ones of one name.
     """
     by_function = {kernel.function: kernel for kernel in kernels}
     for kernel in kernels:
         if by_function[kernel.function] != kernel:
             raise _two_kernels(kernel.function)
     ordered = [by_function[function] for function in sorted(by_function)]
-    called = used_functions([kernel.text for kernel in ordered], device_functions(templates))
-    texts = {
-        KERNELS_FILE: [*called, *(kernel.text for kernel in ordered)],
-        OPERATORS_FILE: [kernel.operator for kernel in ordered],
-    }
+    texts = kernel_texts(ordered, templates)
+    entries = [
+        {"function": it.function, "title": it.title, "signature": _signature(it), "source": source_of(it.operator)}
+        for it in ordered
+    ]
+    digest = hashlib.sha256("".join([*texts, *map(str, entries)]).encode()).hexdigest()[:8]
+    common = {"subject": subject, "stamp": stamp}
+    capitals = any(re.search(r"[A-Z]: tl\.constexpr", text) for text in texts)
+    kernels_of_package = {"texts": texts, "capitals": capitals}
+    table = {"entries": entries, "digest": digest, "imports": _imports(ordered)}
     return {
-        file: templates.render(
-            f"{KERNELS}{file}.j2",
-            {"texts": texts[file], "subject": subject, "stamp": stamp, **_imports(texts[file])},
-        )
-        for file in texts
+        KERNELS_FILE: templates.render(f"{KERNELS}{KERNELS_FILE}.j2", {**common, **kernels_of_package}),
+        OPERATORS_FILE: templates.render(f"{KERNELS}{OPERATORS_FILE}.j2", {**common, **table}),
     }
 
 
-# Modules imported by generated kernels and operators, with their packages.
-_IMPORTED = {
-    "operators": "loka.kernels.fused",
-    "cross_reference": "loka.kernels.fused.cross",
-    "concat_norm_reference": "loka.kernels.fused.interaction",
-    "fm_reference": "loka.kernels.fused.interaction",
-    "norm_reference": "loka.kernels.fused.norm",
-}
-
-
-def _imports(texts: Sequence[str]) -> dict[str, object]:
-    """Imports of a file with these texts: packages with their modules, and whether others are needed."""
-    packages: dict[str, list[str]] = {}
-    for module, package in _IMPORTED.items():
-        if any(f"{module}." in text for text in texts):
-            packages.setdefault(package, []).append(module)
-    imports = [f"from {package} import {', '.join(modules)}" for package, modules in packages.items()]
-    return {
-        "imports": imports,
-        "torch": any(re.search(r"\btorch\.", text) for text in texts),
-        "any": any(": Any" in text for text in texts),
-        "capitals": any(re.search(r"[A-Z]: tl\.constexpr", text) for text in texts),
+def kernel_texts(kernels: Sequence[Rendered], templates: Templates) -> list[str]:
+    """The texts of the device functions and of the kernels that operators launch, with the branches that they need."""
+    specs = [spec for it in kernels for spec in it.specs]
+    norms = [spec for spec in specs if isinstance(spec, NormForward | NormBackward) and spec.width <= LARGEST_HELD]
+    activations = {spec.activation for spec in norms}
+    scalings = {spec.how.scaling if spec.quantize else None for spec in norms}
+    context = {
+        "norms": [norm for norm in NORMS if norm in {spec.norm for spec in norms}],
+        "activations": [name for name in ACTIVATIONS + GATES if name in activations],
+        "gates": [name for name in GATES if name in activations],
+        "scalings": [scaling for scaling in (None, *SCALINGS) if scaling in scalings],
+        "maxima_chunk": max((it.maxima_chunk for it in kernels), default=0),
     }
+    counts: dict[str, int] = {}
+    for it in kernels:
+        if not it.text:
+            counts[it.kernel] = max(counts.get(it.kernel, 0), it.count)
+    shared = [
+        templates.render(f"{_KERNELS}{kernel}{_SUFFIX}", {**context, "count": count})
+        for kernel, count in sorted(counts.items())
+    ]
+    texts = [*shared, *(it.text for it in kernels if it.text)]
+    return [*used_functions(texts, device_functions(templates, context)), *texts]
 
 
-_DEVICE_FUNCTIONS = KERNELS + "device_functions.py.j2"
+def _signature(it: Rendered) -> str:
+    """Names of arguments and results: "x, weight -> values, scale, scale_max"."""
+    if it.count:
+        return it.operator.schema.strip("()").replace(") ->", " ->")
+    parameters = (*it.specs[0].parameters, *(("dtype",) if "ScalarType" in it.operator.schema else ()))
+    return f"{', '.join(parameters)} -> {', '.join(it.specs[0].results)}"
+
+
+def source_of(value: object) -> str:
+    """A value as Python text: dataclasses by the fields that are not as usual, with names."""
+    if is_dataclass(value) and not isinstance(value, type):
+        given = []
+        for field in fields(value):
+            found = getattr(value, field.name)
+            if field.default is MISSING or found != field.default:
+                given.append((field.name, source_of(found)))
+        # An operator is what is computed, and how it is launched.
+        named = not isinstance(value, KernelOperator)
+        return f"{type(value).__name__}({', '.join(f'{name}={text}' if named else text for name, text in given)})"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{source_of(key)}: {source_of(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(source_of, value))}{',' if len(value) == 1 else ''})"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _imports(kernels: Iterable[Rendered]) -> list[str]:
+    """Imports of the classes that the operators are made of."""
+    modules: dict[str, set[str]] = {"loka.kernels.fused": {"operators"}}
+
+    def collect(value: object) -> None:
+        if is_dataclass(value) or isinstance(value, Enum):
+            modules.setdefault(type(value).__module__, set()).add(type(value).__name__)
+        if is_dataclass(value):
+            for field in fields(value):
+                found = getattr(value, field.name)
+                if field.default is MISSING or found != field.default:
+                    collect(found)
+        elif isinstance(value, Mapping):
+            for item in value.values():
+                collect(item)
+
+    for it in kernels:
+        collect(it.operator)
+    return [_import(module, sorted(modules[module])) for module in sorted(modules)]
+
+
+def _import(module: str, names: Sequence[str]) -> str:
+    line = f"from {module} import {', '.join(names)}"
+    return line if len(line) <= WIDTH else "\n".join([f"from {module} import (", *(f"    {n}," for n in names), ")"])
+
+
+_DEVICE_FUNCTIONS = KERNELS + "device_functions" + _SUFFIX
 _CALL = re.compile(r"(?<![\w.])\w+(?=\()")
 _NAME = re.compile(r"^def (\w+)\(", re.MULTILINE)
 
 
-@cache
-def device_functions(templates: Templates) -> dict[str, str]:
+def device_functions(templates: Templates, context: Mapping[str, object]) -> dict[str, str]:
     """The text of each function, by name, in the order of the template."""
-    texts = [text.strip("\n") + "\n" for text in templates.render(_DEVICE_FUNCTIONS, {}).split("\n\n\n")]
+    texts = [text.strip("\n") + "\n" for text in templates.render(_DEVICE_FUNCTIONS, context).split("\n\n\n")]
     return {match[1]: text for text in texts if (match := _NAME.search(text)) is not None}
 
 

@@ -32,7 +32,7 @@ def test_manifest_stamps_and_check_know_the_new_files(tmp_path: Path) -> None:
     for name in ("fused.py", "triton_kernels.py", "kernels.py"):
         assert manifest["outputs"][name] == hashlib.sha256(files[name].encode()).hexdigest()
         assert f'STAMP = "{manifest["stamp"]}"' in files[name]
-    assert "template triton/norm/forward.py.j2" in manifest["inputs"]
+    assert "template triton/kernels/norm_forward.py.j2" in manifest["inputs"]
     write_package(files, tmp_path / "ranker")
     assert check_package(files, tmp_path / "ranker") == ()
     (tmp_path / "ranker" / "triton_kernels.py").unlink()
@@ -61,7 +61,7 @@ def test_the_input_is_not_transposed_and_the_kept_sum_is_read_again() -> None:
     (body,) = [part for part in text.split("\nclass ") if part.startswith("BodyFunction")]
     assert "x_fp8_2, x_scale_2, _, sum_1 = fused.add_times_residual_keep_e4m3(" in body
     assert re.search(r"dweight_2 = \(grad\.t\(\) @ sum_1\.to\(grad\.dtype\)\)\.to\(weight_dtype_2\)", body)
-    assert len(re.findall(r"fused\.requantize_transpose_1\(\*weight_fp8", body)) == 3
+    assert len(re.findall(r"fused\.requantize_transpose\(\[\*weight_fp8", body)) == 3
     saved = body[body.index("dispatch.save_for_backward(") : body.index("ctx.dtypes")]
     assert "x_fp8_2" not in saved
     assert "x_fp8_3" in saved
@@ -136,5 +136,6 @@ def test_the_package_imports_neither_triton_nor_anything_new_on_a_cpu(tmp_path: 
     texts = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "gen_tower").glob("*.py"))
     imported = {line.split()[1] for line in texts.split("\n") if line.startswith(("import ", "from "))}
     known = {"__future__", "typing", "torch", "torch.autograd.function", "loka", "."}
-    known |= {"loka.dispatch", "loka.kernels.fused", "loka.kernels.fused.norm"}
-    assert imported == known | {"triton", "triton.language"}
+    known |= {"loka.dispatch", "loka.devices.spec", "triton", "triton.language"}
+    assert imported >= known
+    assert {name for name in imported - known if not name.startswith("loka.kernels.fused")} == set()

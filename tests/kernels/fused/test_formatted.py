@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose
-from loka.kernels.fused.rendering import render, render_files
+from loka.kernels.fused.rendering import render_all, render_files
 from loka.templating.templates import load_templates
 from tests.support.kernels import recorded_cases
 from tests.support.kernels.aligned_cases import ALIGNED
@@ -63,7 +63,7 @@ def test_every_family_is_formatted_and_linted_as_rendered(tmp_path: Path) -> Non
         files |= {f"{family}_{width}": [spec for spec in chosen if spec.width == width] for width in widths}
     templates = load_templates()
     for file, rendered in files.items():
-        kernels = [render(spec, templates) for spec in rendered]
+        kernels = render_all(rendered, templates)
         for name, text in render_files(kernels, templates, "a test", stamp="0" * 64).items():
             (tmp_path / f"{file}_{name}").write_text(text)
     config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]

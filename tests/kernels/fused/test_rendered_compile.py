@@ -11,7 +11,7 @@ from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from tests.support.kernels.aligned_cases import ALIGNED
 from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.rendered_cases import PARTS, norm_specs, write_package
-from tests.support.kernels.sm90 import SHARED, compiled, kernel_of, spilled
+from tests.support.kernels.sm90 import SHARED, compiled, launches, spilled
 from tests.support.pairwise import pairwise
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("triton_cache")]
@@ -58,7 +58,7 @@ def test_other_dtypes_and_odd_addresses(package, kind, element, tmp_path):
 def test_neither_a_sigmoid_nor_finiteness_takes_a_division_or_a_selection(package):
     spec = next(s for s in SPECS if isinstance(s, NormForward) and s.width == 2048 and s.activation == "silu")
     ptx = compiled(package, spec).asm["ptx"]
-    held = 2048 // (32 * kernel_of(package, spec)[2])  # elements of a thread
+    held = 2048 // (32 * launches(package, spec)[-1].warps)  # elements of a thread
     assert ptx.count("ex2.approx.ftz.f32") == held
     assert ptx.count("rsqrt.approx.ftz.f32") == held + 1
     assert ptx.count("div.full.f32") <= 2  # of a mean and of a variance

@@ -191,10 +191,10 @@ def step_of(package):
     def step(x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
         values, scale, largest, mean, rstd = run_forward(x, add, weight, bias)
         dvalues, dscale, dlargest, dweight, dbias, dadd = run_backward(grad, x, add, weight, bias, mean, rstd)
-        transposed, spread, dtransposed, dspread = package.fused.requantize_transpose_2(
-            values, scale, largest, dvalues, dscale, dlargest
+        transposed, spread, dtransposed, dspread = package.fused.requantize_transpose(
+            [values, scale, largest, dvalues, dscale, dlargest]
         )
-        sums = package.fused.reduce_3(dweight, torch.bfloat16, dbias, torch.float32, dadd, torch.float32)
+        sums = [*package.fused.reduce([dweight], torch.bfloat16), *package.fused.reduce([dbias, dadd], torch.float32)]
         return transposed.float() * spread, dtransposed.float() * dspread, *sums
 
     return step

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from loka import dispatch
 from loka.errors import InputError
 from loka.kernels.fused import operators
 from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose
@@ -162,9 +163,9 @@ def test_requantize_transpose_is_the_reference(package):
 
 def test_reduction(package):
     first, second = torch.randn(7, 24), torch.randn(1, 3)
-    got = package.run(Reduce(2), first, torch.bfloat16, second, torch.float32)
-    assert torch.equal(got["total_0"], first.sum(0).bfloat16())
-    assert torch.equal(got["total_1"], second[0])
+    first_total, second_total = dispatch.reduced(package.fused.reduce, [first, second], [torch.bfloat16, torch.float32])
+    assert torch.equal(first_total, first.sum(0).bfloat16())
+    assert torch.equal(second_total, second[0])
 
 
 def test_an_activation_or_norm_that_does_not_exist_is_refused():
@@ -202,8 +203,8 @@ def test_operators_hold_what_the_compiler_expects(package):
     # test_schema cannot compare FP8 arguments.
     values, scale, largest = norm_reference.quantize_rows(inputs.tensors["x"])
     utils = ("test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(package.fused.requantize_transpose_1.overload, (values, scale, largest), test_utils=utils)
-    torch.library.opcheck(package.fused.reduce_1.overload, (torch.ones(3, 5), torch.float16), test_utils=utils)
+    torch.library.opcheck(package.fused.requantize_transpose.overload, ([values, scale, largest],), test_utils=utils)
+    torch.library.opcheck(package.fused.reduce.overload, ([torch.ones(3, 5)], torch.float16), test_utils=utils)
 
 
 def test_fakes_tell_the_number_of_programs_of_a_gpu(package, monkeypatch):
@@ -234,10 +235,10 @@ def test_one_graph_under_the_compiler(package, dynamic):
     def step(x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
         values, scale, largest, mean, rstd = run_forward(x, add, weight, bias)
         dvalues, dscale, dlargest, dweight, dbias, dadd = run_backward(grad, x, add, weight, bias, mean, rstd)
-        transposed, spread, dtransposed, dspread = fused.requantize_transpose_2(
-            values, scale, largest, dvalues, dscale, dlargest
+        transposed, spread, dtransposed, dspread = fused.requantize_transpose(
+            [values, scale, largest, dvalues, dscale, dlargest]
         )
-        sums = fused.reduce_2(dweight, torch.bfloat16, dbias, torch.float32)
+        sums = dispatch.reduced(fused.reduce, [dweight, dbias], [torch.bfloat16, torch.float32])
         return transposed.float() * spread, dtransposed.float() * dspread, dadd.sum(0), *sums
 
     compiled = torch.compile(step, fullgraph=True, dynamic=dynamic, backend="aot_eager")
@@ -248,15 +249,28 @@ def test_one_graph_under_the_compiler(package, dynamic):
             assert torch.equal(ours, plain)
 
 
-def test_a_name_is_registered_once_and_runs_the_last_kernel(package):
-    def reference(x: Tensor) -> Tensor:
+class AddsOne(operators.KernelOperator):
+    schema = "(Tensor x) -> Tensor"
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+
+    def outputs(self, x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    def launch(self, kernels: str, results: object, arguments: object) -> None:
+        self.calls.append(kernels)
+
+    def reference(self, x: Tensor) -> Tensor:
         return x + 1
 
+
+NAMES = ("first", "second")
+
+
+def test_a_name_is_registered_once_and_runs_the_last_kernel(package):
     calls: list[str] = []
-    first, second = (
-        operators.define("registered_twice", torch.empty_like, lambda out, x, word=word: calls.append(word), reference)
-        for word in ("first", "second")
-    )
+    first, second = (operators.define("registered_twice", AddsOne(calls), lambda word=word: word) for word in NAMES)
     assert first.overload is second.overload
     assert first(torch.zeros(2)).tolist() == [1.0, 1.0]
     operators._cuda["registered_twice"](torch.zeros(2))

@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loka.devices.spec import RowLaunch
+from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose, Transpose
 from loka.kernels.fused.norm.norm_spec import GATES, NormBackward, NormForward, Spec
+from loka.kernels.fused.quantize_weights import QuantizeWeights
 from loka.kernels.fused.rendering import Rendered, render_all, render_files
 from loka.templating.templates import load_templates
 from tests.support.importing import import_folder
@@ -76,15 +78,27 @@ class Package:
 
     def launch(self, spec: Any, *arguments: object) -> dict[str, Tensor]:
         """The results by name that the kernel fills on the arguments' device, as the operator does on a GPU."""
-        made = getattr(self.fused, f"_{spec.function}_outputs")(*arguments)
-        results = made if isinstance(made, tuple) else (made,)
-        getattr(self.triton_kernels, spec.function)(*results, *arguments)
+        operator, given = getattr(self.fused, spec.function).operator, as_taken(spec, arguments)
+        made = operator.outputs(*given)
+        results = [made] if isinstance(made, Tensor) else made
+        operator.launch(self.triton_kernels, results, given)
         return dict(zip(spec.results, results, strict=True))
 
     def run(self, spec: Spec, *arguments: object) -> dict[str, Tensor]:
         """The operator's results by name."""
-        results = getattr(self.fused, spec.function)(*arguments)
+        results = getattr(self.fused, spec.function)(*as_taken(spec, arguments))
         return dict(zip(spec.results, results if isinstance(results, tuple | list) else (results,), strict=True))
+
+
+def as_taken(spec: Any, arguments: Sequence[object]) -> tuple[Any, ...]:
+    """Arguments one after another, as the operator takes them: of several operands as a list, partial sums beside the
+    dtype of all."""
+    match spec:
+        case Reduce():
+            return list(arguments[::2]), arguments[1]
+        case RequantizeTranspose() | Transpose() | QuantizeWeights():
+            return (list(arguments),)
+    return tuple(arguments)
 
 
 def write_package(folder: Path, specs: Sequence[Spec], launched: RowLaunch | None = None) -> Package:

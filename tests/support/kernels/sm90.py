@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
+from torch import Tensor
 
-from loka.kernels.fused.quantization import ROWWISE
+from loka.kernels.fused import operators
 from loka.numerics.enums import Format
+from tests.support.kernels.rendered_cases import Package, as_taken
 
 triton = pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
 from triton.backends.compiler import GPUTarget  # noqa: E402
@@ -19,60 +24,88 @@ from triton.compiler import ASTSource  # noqa: E402
 
 SHARED = 227 * 1024  # bytes of shared memory that a block can have on sm_90
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+ROWS, SAMPLES = 64, 8
+_ELEMENTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_TYPES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e5m2: "fp8e5", torch.int32: "i32", torch.int64: "i64",
+}  # fmt: skip
 
 
-def compile_for_sm90(
-    kernel: Any,
-    types: Mapping[str, str],
-    aligned: Iterable[int],
-    constants: Mapping[str, int] | None = None,
-    **options: int,
-) -> Any:
-    """Compile a kernel for arguments of these types, of which those at `aligned` are divisible by 16, as allocations
-    and most sizes are; `constants` are its tl.constexpr parameters, `options` those of a launch, such as num_warps."""
-    constants = constants or {}
-    names, known = list(types), types | dict.fromkeys(constants, "constexpr")
-    attributes = {(index,): [["tt.divisibility", 16]] for index in aligned if names[index] not in constants}
-    source = ASTSource(fn=kernel, signature=known, constexprs=dict(constants), attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+@dataclass(frozen=True)
+class Launch:
+    """What an operator launches: a kernel, and its arguments by name."""
+
+    kernel: Any
+    given: Mapping[str, object]  # tensors, None for those that are not there, integers, constants
+    warps: int
+
+    def compiled(self, aligned: bool = True, odd: str = "") -> Any:
+        """The kernel, compiled; arguments are divisible by 16 if `aligned`, except the one that is called `odd`."""
+        constants = {n: v for n, v in self.given.items() if v is None or n.isupper() or re.fullmatch(r"[A-Z_]+_\d", n)}
+        types = {n: f"*{_TYPES[v.dtype]}" if isinstance(v, Tensor) else "i32" for n, v in self.given.items()}
+        known = types | dict.fromkeys(constants, "constexpr")
+        places = [i for i, name in enumerate(types) if aligned and name != odd and name not in constants]
+        attributes = {(place,): [["tt.divisibility", 16]] for place in places}
+        source = ASTSource(fn=self.kernel, signature=known, constexprs=constants, attrs=attributes)
+        return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": self.warps})
 
 
-def kernel_of(package: Any, spec: Any) -> tuple[Any, dict[str, int], int]:
-    """A spec's kernel in a package, its tl.constexpr parameters and its warps."""
-    rendered = package.kernels[spec.function]
-    for launch in rendered.launches:
-        if launch.width == spec.width:
-            kernel = getattr(package.triton_kernels, launch.kernel)
-            names = kernel.arg_names[len(kernel.arg_names) - len(launch.constants) :]
-            return kernel, dict(zip(names, launch.constants, strict=True)), launch.warps
-    return getattr(package.triton_kernels, f"_{spec.function}"), {}, warps_of(rendered)
+def launches(package: Package, spec: Any, element: str = "bf16", **others: str) -> list[Launch]:
+    """What the operator of a spec launches for arguments of `element`; `others` names those of other elements."""
+    found: list[Launch] = []
+
+    def launch(kernel: Any, grid: object, *arguments: object, constants: tuple[object, ...] = (), num_warps: int):
+        given = dict(zip(kernel.arg_names, (*arguments, *constants), strict=True))
+        found.append(Launch(kernel, given, num_warps))
+
+    operator = getattr(package.fused, spec.function).operator
+    given = as_taken(spec, arguments_like(spec, _ELEMENTS[element], {n: _ELEMENTS[e] for n, e in others.items()}))
+    results = operator.outputs(*given)
+    with mock.patch.object(operators, "launch", launch):
+        operator.launch(package.triton_kernels, [results] if isinstance(results, Tensor) else results, given)
+    return found
 
 
-def warps_of(rendered: Any) -> int:
-    """The warps that a rendered kernel is launched with."""
-    return int(re.search(r"num_warps=(\d+)", rendered.text).group(1))
+def compiled(package: Package, spec: Any, element: str = "bf16", aligned: bool = True, odd: str = "") -> Any:
+    """The last kernel that a spec's operator launches, compiled for matrices of `element`."""
+    return launches(package, spec, element)[-1].compiled(aligned, odd)
 
 
-_OF_MODEL = ("x", "grad", "add", "weight", "bias", "out", "dx", "total", "times", "residual", "kept", "plain",
-             "residual_grad_in", "residual_grad_out")  # fmt: skip
-
-
-def pointer_type(name: str, element: str, format: Format = Format.E4M3) -> str:
-    """The type of a kernel's pointer, by its name, where matrices and vectors of the model are of `element`."""
-    kind = re.sub(r"_\d", "", name).removesuffix("_ptr")
-    if kind in ("values", "transposed"):
-        return "*fp8e4nv" if format is Format.E4M3 else "*fp8e5"
-    known = {"overflow": "*i32", "overflow_stats": "*i64", **dict.fromkeys(_OF_MODEL, f"*{element}")}
-    return known.get(kind, "*fp32")
-
-
-def compiled(package: Any, spec: Any, element: str = "bf16", aligned: bool = True, odd: str = "") -> Any:
-    """A spec's kernel of a package, compiled for matrices of `element`; the argument `odd` is never aligned."""
-    kernel, constants, warps = kernel_of(package, spec)
-    format = getattr(spec, "how", ROWWISE).format
-    types = {name: pointer_type(name, element, format) if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
-    places = [index for index, name in enumerate(types) if aligned and name != odd]
-    return compile_for_sm90(kernel, types, places, constants, num_warps=warps)
+def arguments_like(spec: Any, element: torch.dtype, others: Mapping[str, torch.dtype]) -> list[object]:
+    """Tensors without data that a spec's operator takes, one after another."""
+    how, width = getattr(spec, "how", None), getattr(spec, "width", 64)
+    fp8 = torch.float8_e5m2 if how is not None and how.format is Format.E5M2 else torch.float8_e4m3fn
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        **dict.fromkeys(("add", "weight", "bias"), ((width,), element)),
+        **dict.fromkeys(("mean", "rstd"), ((ROWS,), torch.float32)),
+        "scale": ((1, 1), torch.float32),
+        "overflow_stats": ((2,), torch.int64),
+        "maxima": ((4,), torch.float32),
+        "scale_max": ((4,), torch.float32),
+        "partial": ((4, 64), torch.float32),
+        "values": ((ROWS, 64), fp8),
+    }
+    if hasattr(spec, "sizes"):
+        sizes, of_sample = spec.sizes, (SAMPLES, spec.sizes.embeddings)
+        shapes |= dict.fromkeys(("x", "passed"), ((*of_sample, sizes.dim), element))
+        shapes |= {"rank": ((sizes.embeddings, sizes.rank), element), "dproducts": ((*of_sample, sizes.rank), element)}
+        shapes |= {"compress": ((sizes.made, sizes.embeddings), element)}
+        shapes |= {"dcompressed": ((SAMPLES, sizes.made, sizes.dim), element)}
+    if hasattr(spec, "parts"):
+        rows = ROWS // SAMPLES
+        shapes |= dict.fromkeys(("residual", "grad"), ((SAMPLES, rows, width), element))
+        shapes |= {f"part_{i}": ((SAMPLES, rows // spec.parts, width), element) for i in range(spec.parts)}
+    if hasattr(spec, "quantizers"):
+        shapes |= {f"weight_{i}": ((ROWS, each.width), element) for i, each in enumerate(spec.quantizers)}
+    found: list[object] = []
+    for name in spec.parameters:
+        kind = re.sub(r"_\d$", "", name)
+        shape, dtype = shapes.get(name, shapes.get(kind, ((ROWS, width), element)))
+        made = torch.empty(shape, dtype=others.get(kind, dtype), device="meta")
+        found.append(torch.float32 if kind == "dtype" else made)
+    forward_of_parts = hasattr(spec, "parts") and "grad" not in spec.parameters
+    return [*found, element] if hasattr(spec, "adds") or forward_of_parts else found
 
 
 def spilled(binary: Any, folder: Path) -> int:

@@ -16,11 +16,16 @@ def weights_of(*widths: int | tuple[int, int]) -> QuantizeWeights:
     return QuantizeWeights(tuple(quantizer(to, given) for to, given in sizes))
 
 
+def widths_of(spec: QuantizeWeights) -> str:
+    """The widths of weights, for names of cases: 479_to_480-1024."""
+    return "-".join(f"{each.width}_to_{each.aligned}" if each.aligned else str(each.width) for each in spec.quantizers)
+
+
 WEIGHTS = [
     weights_of(128, 256),
     weights_of(256, 256, 256),
-    weights_of(13, 16, 24),
-    weights_of((479, 480), 1024, 1000),
+    weights_of(16, 24, 48),
+    weights_of((479, 480), 1024, (1000, 1024)),
     weights_of((13, 16), (5, 128), (1000, 1024)),
     weights_of(512, 2048, 48, 3456),
     weights_of(*[64] * 8),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError
-from loka.kernels.fused.kernel_values import LARGEST_HELD, KernelValues, padded_width
+from loka.kernels.fused.kernel_values import LARGEST_HELD, padded_width
 from loka.kernels.fused.norm.norm_spec import NormForward
 
 _NO_EPS = 1e-05  # the value of specs without a norm
@@ -84,16 +84,7 @@ def cross_configuration(spec: CrossBackward, device: DeviceSpec = DEFAULT) -> Cr
     return CrossConfiguration(columns, launch.elements // columns, launch.warps, max(1, launch.programs // blocks))
 
 
-def cross_backward_values(spec: CrossBackward, launch: CrossConfiguration) -> KernelValues:
-    """Template values of the gradients' kernel."""
-    w = spec.width
-    shapes = dict.fromkeys(("grad", "product", "factor", "passed", "dproduct", "dfactor"), f"(M, {w})")
+def cross_title(spec: CrossBackward) -> str:
+    """What a kernel computes."""
     product = "(product + bias)" if spec.bias else "product"
-    return KernelValues(
-        family="cross/cross_backward",
-        spec=spec,
-        launch=launch,
-        title=f"Gradients of factor * {product} + {'factor' if spec.itself else 'residual'}",
-        shapes=shapes | {"bias": f"({w},)", "dbias": f"(P, {w})"},
-        numbers={"blocks": -(-w // launch.columns)},
-    )
+    return f"Gradients of factor * {product} + {'factor' if spec.itself else 'residual'}"

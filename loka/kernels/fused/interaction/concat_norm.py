@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError
-from loka.kernels.fused.kernel_values import LARGEST_HELD, KernelValues, padded_width
+from loka.kernels.fused.kernel_values import LARGEST_HELD, padded_width
 
 NORMS = ("layer_norm", "rms_norm")
 LARGEST_PARTS = 4
@@ -153,30 +153,11 @@ def concat_norm_configuration(
     return ConcatNormConfiguration(launch.summed_elements // padded, *launch.summed)
 
 
-def concat_norm_values(spec: ConcatNormForward | ConcatNormBackward, launch: ConcatNormConfiguration) -> KernelValues:
-    """Template values of the forward or backward kernel."""
-    return KernelValues(
-        family=f"interaction/concat_norm_{'forward' if isinstance(spec, ConcatNormForward) else 'backward'}",
-        spec=spec,
-        launch=launch,
-        title=_title(spec),
-        shapes=_shapes(spec),
-        numbers={"padded": padded_width(spec.width)},
-    )
-
-
-def _title(spec: ConcatNormForward | ConcatNormBackward) -> str:
+def concat_norm_title(spec: ConcatNormForward | ConcatNormBackward) -> str:
+    """What a kernel computes."""
     eps = f" (eps {spec.eps})" if isinstance(spec, ConcatNormForward) else ""
     what = f"{spec.parts} parts concatenated" if spec.parts > 1 else "a residual added"
     if spec.parts > 1 and spec.residual:
         what += ", a residual added"
     steps = f"{what} -> {_TITLES[spec.norm]}{eps}"
     return steps[0].upper() + steps[1:] if isinstance(spec, ConcatNormForward) else f"Gradient of {steps}"
-
-
-def _shapes(spec: ConcatNormForward | ConcatNormBackward) -> dict[str, str]:
-    w = spec.width
-    shapes = {f"part_{i}": f"(B, {f'n_{i}' if spec.parts > 1 else 'n'}, {w})" for i in range(spec.parts)}
-    shapes |= dict.fromkeys(("residual", "grad", "out", "dx"), f"(B, n, {w})")
-    shapes |= dict.fromkeys(("weight", "bias"), f"({w},)") | dict.fromkeys(("mean", "rstd"), "(B * n,)")
-    return shapes | dict.fromkeys(("dweight", "dbias"), f"(P, {w})")

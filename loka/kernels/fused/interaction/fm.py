@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError
-from loka.kernels.fused.kernel_values import KernelValues
 
 SMALLEST_SIDE = 16  # of an operand of tl.dot; smaller ones are padded with zeros
 LARGEST_SAMPLE = 32768  # elements of x per sample, padded, at most: shared memory holds it twice
@@ -171,41 +170,9 @@ def _stages(spec: FmForward | FmBackward, chunk: int, most: int, device: DeviceS
     )
 
 
-def fm_values(spec: FmForward | FmBackward, launch: FmConfiguration) -> KernelValues:
-    """Template values of either kernel: the padded size of each side, and the sides that need masks."""
-    sizes = spec.sizes
-    sides = {"n": sizes.embeddings, "d": sizes.dim, "r": sizes.rank, "c": max(sizes.made, 1)}
-    room = {name: padded(size) for name, size in sides.items()}
-    pads = {name for name in sides if room[name] != sides[name]} - {"d"}
-    if sizes.dim % launch.chunk:
-        pads.add("d")
-    forward = isinstance(spec, FmForward)
-    return KernelValues(
-        family=f"interaction/fm_{'forward' if forward else 'backward'}",
-        spec=spec,
-        launch=launch,
-        title=_title(spec),
-        shapes=_shapes(spec),
-        numbers={
-            **{f"{name}_room": size for name, size in room.items()},
-            "padded": pads,
-            "chunks": -(-sizes.dim // launch.chunk),
-            "reference": ("fm" if sizes.made else "fm_products") + ("_backward" if not forward else "_forward"),
-        },
-    )
-
-
-def _title(spec: FmForward | FmBackward) -> str:
+def fm_title(spec: FmForward | FmBackward) -> str:
+    """What a kernel computes."""
     sizes = spec.sizes
     products = f"pairwise products at rank {sizes.rank}"
     what = f"{products} and {sizes.made} weighted sums" if sizes.made else products
     return what[0].upper() + what[1:] if isinstance(spec, FmForward) else f"Gradients of {what}"
-
-
-def _shapes(spec: FmForward | FmBackward) -> dict[str, str]:
-    n, d, r, c = spec.sizes.embeddings, spec.sizes.dim, spec.sizes.rank, spec.sizes.made
-    shapes = dict.fromkeys(("x", "passed", "dx"), f"(B, {n}, {d})")
-    shapes |= dict.fromkeys(("products", "dproducts"), f"(B, {n}, {r})")
-    shapes |= dict.fromkeys(("compressed", "dcompressed"), f"(B, {c}, {d})")
-    shapes |= {"rank": f"({n}, {r})", "compress": f"({c}, {n})"}
-    return shapes | {"drank": f"(P, {n} * {r})", "dcompress": f"(P, {c} * {n})"}

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError
-from loka.kernels.fused.kernel_values import KernelValues
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.kernels.fused.norm.norm_values import norm_shapes, norm_title
 from loka.kernels.fused.quantization import Quantization
 
 WIDEST_BLOCK = 512  # of a block_norm's blocks: a tile holds whole blocks
-_MOST = 2**16  # programs on a multiprocessor: each row of tiles has its own programs
+MOST_TILES = 2**16  # on a multiprocessor, one below the other: each row of tiles has its own programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +89,3 @@ def tile_of(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT) -> T
     launch = device.launches.fused_cast_transpose
     columns = max(launch.columns, spec.block if spec.norm else 0)
     return TransposeTile(launch.elements // columns, columns, launch.warps)
-
-
-def fused_cast_transpose_values(both: FusedCastTranspose, tile: TransposeTile) -> KernelValues:
-    """Template values of a kernel that writes both copies."""
-    shapes = {**norm_shapes(both.spec), "transposed": f"({both.width}, M)"}
-    numbers = {
-        "producer": both.spec,
-        "across": -(-both.width // tile.columns),
-        "least_rows": tile.rows,
-        "most_programs": _MOST,
-    }
-    title = f"{norm_title(both.spec)}, and transposed"
-    return KernelValues("cast_transpose/fused_cast_transpose", both, tile, title, shapes, numbers)

@@ -26,13 +26,13 @@ class _NormSpec:
     """What a norm's forward and its backward are both rendered for."""
 
     width: int  # of the last dimension, which the norm is over
-    norm: str | None  # one of NORMS
-    weight: bool  # whether the norm has a weight
-    bias: bool  # whether the norm has a bias
-    eps: float  # of the norm; in the text of a backward only with `eps_in_backward`, for it is in rstd
-    activation: str | None  # one of ACTIVATIONS, or with a norm of GATES
-    add: bool  # whether a vector (a linear's bias) is added to x first
-    quantize: bool  # e4m3 with a power-of-two scale a row, or a matrix of floats
+    norm: str | None = None  # one of NORMS
+    weight: bool = False  # whether the norm has a weight
+    bias: bool = False  # whether the norm has a bias
+    eps: float = 1e-5  # of the norm; a backward reads it only with `eps_in_backward`, for it is in rstd
+    activation: str | None = None  # one of ACTIVATIONS, or with a norm of GATES
+    add: bool = False  # whether a vector (a linear's bias) is added to x first
+    quantize: bool = False  # e4m3 with a power-of-two scale a row, or a matrix of floats
 
     @property
     def traits(self) -> NormTraits:
@@ -59,7 +59,7 @@ class NormForward(_NormSpec):
     scale and scale_max. `aligned` columns of values, more than x has, are zeros behind those of x.
     """
 
-    save: bool  # whether the statistics of the norm are returned, for the backward: mean and rstd, rms_norm rstd only
+    save: bool = False  # whether the statistics of the norm are returned, for the backward; rms_norm has rstd alone
     times: bool = False  # whether x + add is multiplied by another matrix
     residual: bool = False  # whether a matrix is added to that
     keep: bool = False  # whether the sum before the norm is a result as well, as a plain matrix

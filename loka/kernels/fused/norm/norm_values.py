@@ -22,9 +22,8 @@ from dataclasses import dataclass, replace
 
 from loka.devices.spec import DeviceSpec, RowLaunch
 from loka.devices.targets import DEFAULT
-from loka.kernels.fused.kernel_values import KernelValues, padded_width
+from loka.kernels.fused.kernel_values import padded_width
 from loka.kernels.fused.norm.norm_spec import GATES, NormBackward, NormForward
-from loka.numerics.quantize import BLOCK
 
 ONE_SCALE = ("maximum", "tensorwise")  # the kernel that finds a matrix's largest value, and the one that writes it
 
@@ -89,6 +88,28 @@ def wide_configuration(spec: NormForward | NormBackward, device: DeviceSpec = DE
     return WideConfiguration(chunk, high, warps, how.programs, how.stages)
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The launch, of a generated package, of a kernel over rows of one width that a program holds."""
+
+    rows: int  # of a program at a step
+    warps: int  # of a program
+    least: int  # rows of a program, at least
+    programs: int  # on each multiprocessor, at most
+    held: bool = True  # weight, bias and add stay in registers; otherwise each step reads them again
+    stages: int = 1  # steps whose rows are prefetched into shared memory at once
+
+
+@dataclass(frozen=True, slots=True)
+class WideRows:
+    """The launch, of a generated package, of a kernel whose programs take rows in chunks."""
+
+    warps: int  # of a program
+    least: int  # rows of a program, at least
+    programs: int  # on each multiprocessor, at most
+    across: int = 1  # programs that share a row
+
+
 SUMS, MAXIMA, WRITE = "sums", "maxima", "write"
 
 _BY_COLUMNS = ("dweight", "dbias")  # found with the sums of rows
@@ -140,64 +161,22 @@ _ACTIVATIONS = {
     "gate_sigmoid": "sigmoid gate",
     "gate_hardsigmoid": "hard gate",
 }
-_MATRICES = ("x", "grad", "out", "dx", "values", "times", "residual", "residual_grad_in", "kept", "residual_grad_out")
-_VECTORS = ("add", "weight", "bias")
 _SUMS = ("dweight", "dbias", "dadd")
 
 
-def norm_values(spec: NormForward | NormBackward, launch: RowLaunch, device: DeviceSpec = DEFAULT) -> KernelValues:
-    """Values of a norm's forward or backward, of rows that a program holds whole."""
-    family = "norm/forward" if isinstance(spec, NormForward) else "norm/backward"
+def rows_launch(spec: NormForward | NormBackward, launch: RowLaunch, device: DeviceSpec = DEFAULT) -> Rows:
+    """The launch of a kernel of rows that a program holds: one that adds up sums has more rows a program."""
     summed = isinstance(spec, NormBackward) and any(name in spec.results for name in _SUMS)
-    padded = padded_width(spec.columns)
-    constants = {} if spec.columns != spec.width else {"WIDTH": spec.width}
-    constants |= {"PADDED": padded} if padded != spec.width else {}
-    constants |= {"ROWS": launch.rows} if launch.rows > 1 else {}
-    constants |= {"STAGES": launch.stages} if launch.stages > 1 else {}
-    words = {
-        "masked": padded != spec.width,
-        "single_row": launch.rows == 1,
-        "prefetching": launch.stages > 1,
-        "rereading": not launch.held,
-    }
-    numbers = {
-        "producer": spec,
-        "padded_width": padded,
-        "maxima_chunk": device.launches.maxima_chunk,
-        "least_rows": launch.rows * (device.launches.rows.least_summed if summed else 1),
-        "most_programs": launch.programs,
-    }
-    return KernelValues(
-        family=family,
-        spec=spec,
-        launch=launch,
-        title=norm_title(spec),
-        shapes=norm_shapes(spec),
-        numbers=numbers,
-        width=spec.width,
-        constants=constants,
-        structure=tuple(word for word, holds in words.items() if holds),
-    )
+    least = launch.rows * (device.launches.rows.least_summed if summed else 1)
+    return Rows(launch.rows, launch.warps, least, launch.programs, launch.held, launch.stages)
 
 
-def wide_norm_values(
-    spec: NormForward | NormBackward, launch: WideConfiguration, device: DeviceSpec = DEFAULT
-) -> KernelValues:
-    """Values of a norm's forward or backward, of rows that programs take in chunks."""
-    numbers: dict[str, object] = {
-        "producer": spec,
-        "maxima_chunk": device.launches.maxima_chunk,
-        "least_rows": 1,
-        "most_programs": launch.programs,
-    }
+def wide_rows(spec: NormForward | NormBackward, launch: WideConfiguration, device: DeviceSpec = DEFAULT) -> WideRows:
+    """The launch of a kernel of rows that programs take in chunks."""
     if isinstance(spec, NormForward):
-        return KernelValues("norm/wide_forward", spec, launch, norm_title(spec), norm_shapes(spec), numbers)
-    numbers |= {
-        "least_rows": launch.rows * device.launches.rows.least_summed,
-        "across": -(-spec.width // launch.chunk),
-        "passes": wide_norm_passes(spec),
-    }
-    return KernelValues("norm/wide_backward", spec, launch, norm_title(spec), norm_shapes(spec), numbers)
+        return WideRows(launch.warps, 1, launch.programs)
+    least = launch.rows * device.launches.rows.least_summed
+    return WideRows(launch.warps, least, launch.programs, -(-spec.width // launch.chunk))
 
 
 def norm_title(spec: NormForward | NormBackward) -> str:
@@ -214,20 +193,6 @@ def norm_title(spec: NormForward | NormBackward) -> str:
     title = _title(spec, steps, spec.how.description)
     room = 120 - len('    """ for grad (m, WIDTH)."""')
     return title if len(title) <= room else _title(spec, steps, spec.how.short_description)
-
-
-def norm_shapes(spec: NormForward | NormBackward, several: bool = False) -> dict[str, str]:
-    """Shapes of a kernel's parameters and results, by name; W stands for one of `several` widths."""
-    width = "W" if several else str(spec.width)
-    blocks = f"ceil(W / {BLOCK})" if several else str(-(-spec.width // BLOCK))
-    scale = {"rowwise": "(M, 1)", "blockwise": f"(M, {blocks})"}.get(spec.how.scaling, "(1, 1)")
-    shapes = dict.fromkeys(_MATRICES, f"(M, {width})") | dict.fromkeys(_VECTORS, f"({width},)")
-    shapes |= dict.fromkeys(_SUMS, f"(P, {width})") | dict.fromkeys(("mean", "rstd"), "(M,)")
-    shapes |= dict.fromkeys(("scale_max", "amax", "overflow"), "(P,)")
-    shapes |= {"scale": scale, "maxima": "(Q,)", "overflow_stats": "(2,)"}
-    if isinstance(spec, NormForward) and spec.aligned:
-        shapes["values"] = f"(M, {spec.columns})"
-    return shapes
 
 
 def _title(spec: NormForward | NormBackward, steps: list[str], quantized: str) -> str:

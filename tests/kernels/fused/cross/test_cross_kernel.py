@@ -59,13 +59,9 @@ def test_other_widths_are_refused(package):
 @pytest.mark.parametrize("spec", [LARGE, SPECS[0]], ids=lambda spec: spec.function)
 @pytest.mark.usefixtures("triton_cache")
 def test_it_compiles_for_hopper(package, spec):
-    from tests.support.kernels.sm90 import compile_for_sm90, warps_of
+    from tests.support.kernels.sm90 import compiled
 
-    kernel = getattr(package.triton_kernels, f"_{spec.function}")
-    types = {name: "*bf16" if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
-    types["dbias_ptr"] = "*fp32"
-    warps = warps_of(package.kernels[spec.function])
-    binary = compile_for_sm90(kernel, types, range(len(types) - 1), num_warps=warps)
+    binary = compiled(package, spec, odd="m")
     assert binary.metadata.shared <= 64 * 1024
     assert reads_sixteen_bytes(binary.asm["ptx"])
     assert ".local" not in binary.asm["ptx"]

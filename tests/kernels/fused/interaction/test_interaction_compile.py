@@ -9,7 +9,7 @@ from loka.errors import InputError
 from loka.kernels.fused.interaction.fm import FmBackward, FmForward, FmSizes, fm_configuration, shared_bytes
 from tests.support.kernels.interaction_cases import LARGEST
 from tests.support.kernels.rendered_cases import write_package
-from tests.support.kernels.sm90 import SHARED, compile_for_sm90
+from tests.support.kernels.sm90 import SHARED, launches
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("triton_cache")]
 
@@ -27,23 +27,16 @@ def backwards(sizes: FmSizes) -> list[FmBackward]:
     return [FmBackward(sizes, passed) for passed in (False, True)]
 
 
-def pointer(name: str, passed: str) -> str:
-    if name in ("drank_ptr", "dcompress_ptr"):
-        return "*fp32"
-    return f"*{passed}" if name in ("passed_ptr", "dx_ptr") else "*bf16"
-
-
 @pytest.mark.parametrize("passed", ["bf16", "fp32"])
 @pytest.mark.parametrize("sizes", [FEW, *LARGEST], ids=lambda sizes: sizes.name)
 def test_a_block_has_the_shared_memory_that_they_take(package, sizes, passed):
     wide = passed == "fp32"
     for spec in (FmBackward(sizes, True),) if wide else (FmForward(sizes), FmBackward(sizes, True)):
         launch = fm_configuration(spec)
-        kernel = getattr(package.triton_kernels, f"_{spec.function}")
-        types = {name: pointer(name, passed) if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
         stages = launch.stages_wide if wide else launch.stages
-        constants = {"STAGES": stages} if "STAGES" in kernel.arg_names else {}
-        binary = compile_for_sm90(kernel, types, range(len(types)), constants, num_warps=launch.warps)
+        (launched,) = launches(package, spec, "bf16", passed=passed)
+        assert launched.given["STAGES"] == stages
+        binary = launched.compiled()
         assert binary.metadata.shared <= shared_bytes(spec, launch.chunk, stages, wide) <= SHARED, spec
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-
 import pytest
 
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.rendered_cases import PARTS, norm_specs, reads_sixteen_bytes, write_package
-from tests.support.kernels.sm90 import SHARED, compile_for_sm90, pointer_type, spilled, warps_of
+from tests.support.kernels.sm90 import SHARED, launches, spilled
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("triton_cache")]
 
@@ -40,35 +38,23 @@ def package(tmp_path_factory):
     return write_package(tmp_path_factory.mktemp("compiled") / "wide_for_sm_90", SPECS)
 
 
-def kernels_of(package, spec) -> list[str]:
-    """The names of a function's kernels, in the order of their launches."""
-    tree = ast.parse(package.kernels[spec.function].text)
-    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("_")]
-
-
-def compiled(package, spec, name: str, element: str = "bf16"):
-    kernel = getattr(package.triton_kernels, name)
-    types = {name: pointer_type(name, element) if name.endswith("_ptr") else "i32" for name in kernel.arg_names}
-    return compile_for_sm90(kernel, types, range(len(types) - 1), num_warps=warps_of(package.kernels[spec.function]))
-
-
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.function)
 def test_it_compiles_for_hopper(package, spec, tmp_path):
-    names = kernels_of(package, spec)
+    found = launches(package, spec)
     sums = isinstance(spec, NormBackward) and spec.norm == "layer_norm"
     maxima = isinstance(spec, NormBackward) and spec.quantize
-    assert len(names) == 1 + sums + maxima
-    for name in names:
-        binary = compiled(package, spec, name)
+    assert len(found) == 1 + sums + maxima
+    for launch in found:
+        name, binary = launch.kernel.__name__, launch.compiled(odd="parts" if "parts" in launch.given else "m")
         assert binary.metadata.shared <= SHARED
         assert spilled(binary, tmp_path) <= 8, name
         assert reads_sixteen_bytes(binary.asm["ptx"]), name
-        writes = "values" in spec.results and name == names[-1]
+        writes = "values" in spec.results and launch is found[-1]
         assert ("cvt.rn.satfinite.e4m3x2.f32" in binary.asm["ptx"]) == writes
         assert not unset_halves(binary.asm["ptx"])
 
 
 @pytest.mark.parametrize("spec", SPECS[1:3], ids=lambda spec: spec.function)
 def test_float32_fits_too(package, spec):
-    for name in kernels_of(package, spec):
-        assert compiled(package, spec, name, "fp32").metadata.shared <= SHARED
+    for launch in launches(package, spec, "fp32"):
+        assert launch.compiled().metadata.shared <= SHARED

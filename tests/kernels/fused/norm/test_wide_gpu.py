@@ -69,7 +69,7 @@ def test_a_step_in_a_graph_and_under_the_compiler(package):
     def step(x: Tensor, add: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
         out, mean, rstd = run_forward(x, add, weight, bias)
         dx, dweight, dbias, _ = run_backward(grad, x, add, weight, bias, mean, rstd)
-        return out, dx, *package.fused.reduce_2(dweight, torch.bfloat16, dbias, torch.bfloat16)
+        return out, dx, *package.fused.reduce([dweight, dbias], torch.bfloat16)
 
     inputs, other = (random_inputs(64, 123200, torch.bfloat16, "cuda", seed=seed) for seed in (0, 1))
     static = [*inputs.tensors.values(), inputs.grad]

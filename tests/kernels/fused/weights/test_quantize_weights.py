@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from dataclasses import replace
 
 import pytest
@@ -11,11 +10,11 @@ import torch
 from loka.codegen.chains.chain_shapes import quantizer
 from loka.errors import InputError
 from loka.kernels.fused.quantization import Quantization
-from loka.kernels.fused.quantize_weights import QuantizeWeights, grouped, weights_configuration
-from loka.kernels.fused.rendering import render
+from loka.kernels.fused.quantize_weights import QuantizeWeights, grouped
+from loka.kernels.fused.rendering import render, render_all
 from loka.templating.templates import load_templates
 from tests.support.kernels.rendered_cases import Package, write_package
-from tests.support.kernels.weight_cases import WEIGHTS, WIDE, odd_weights, weights_of
+from tests.support.kernels.weight_cases import WEIGHTS, WIDE, odd_weights, weights_of, widths_of
 
 SINGLE = list(dict.fromkeys(each for spec in (*WEIGHTS, *WIDE) for each in spec.quantizers))
 
@@ -26,7 +25,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     return write_package(folder, [*WEIGHTS, *WIDE, *SINGLE])
 
 
-@pytest.mark.parametrize("spec", [*WEIGHTS, *WIDE], ids=lambda spec: spec.function)
+@pytest.mark.parametrize("spec", [*WEIGHTS, *WIDE], ids=widths_of)
 def test_the_reference_has_the_bits_of_single_quantizers(package: Package, spec: QuantizeWeights) -> None:
     weights = odd_weights(spec)
     got = list(package.run(spec, *weights).values())
@@ -37,7 +36,7 @@ def test_the_reference_has_the_bits_of_single_quantizers(package: Package, spec:
         assert torch.equal(got[3 * index + 2], largest)
 
 
-@pytest.mark.parametrize("spec", WEIGHTS, ids=lambda spec: spec.function)
+@pytest.mark.parametrize("spec", WEIGHTS, ids=widths_of)
 def test_the_compiler_is_told_the_shapes(package: Package, spec: QuantizeWeights) -> None:
     weights = [weight.nan_to_num() for weight in odd_weights(spec)]  # NaN is not equal to itself
     real = package.run(spec, *weights)
@@ -47,33 +46,28 @@ def test_the_compiler_is_told_the_shapes(package: Package, spec: QuantizeWeights
         assert (fake[name].shape, fake[name].dtype, fake[name].stride()) == (
             result.shape, result.dtype, result.stride()
         )  # fmt: skip
-    torch.library.opcheck(getattr(package.fused, spec.function).overload, tuple(weights))
+    torch.library.opcheck(package.fused.quantize_weights.overload, (weights,))
 
 
-@pytest.mark.parametrize("spec", [*WEIGHTS, *WIDE], ids=lambda spec: spec.function)
-def test_nothing_is_passed_that_is_not_read(spec: QuantizeWeights) -> None:
-    kernel = render(spec, load_templates())
-    functions = [node for node in ast.parse(kernel.text).body if isinstance(node, ast.FunctionDef)]
-    assert functions[-1].name == spec.function
-    for function in functions:
-        read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-        assert {argument.arg for argument in function.args.args} <= read
-    assert kernel.text.count("operators.launch(") == 1
-
-
-@pytest.mark.parametrize("spec", [*WEIGHTS, *WIDE], ids=lambda spec: spec.function)
+@pytest.mark.parametrize("spec", [*WEIGHTS, *WIDE], ids=widths_of)
 def test_a_block_fits_the_registers(spec: QuantizeWeights) -> None:
-    launched = weights_configuration(spec)
-    for block in launched.blocks:
-        assert block.padded >= max(block.columns, block.width) > block.padded // 2 or block.aligned
-        assert block.rows & (block.rows - 1) == 0 < block.rows
-        assert block.rows * block.padded <= 32 * 32 * launched.warps  # 32 elements a thread
-    assert launched.programs * launched.warps <= 64  # warps of a multiprocessor
+    operator = render(spec, load_templates()).operator
+    blocks, warps, programs = operator.blocks([each.width for each in spec.quantizers])
+    for width, columns, padded, rows in blocks:
+        assert padded >= columns > padded // 2
+        assert columns >= width
+        assert rows & (rows - 1) == 0 < rows
+        assert rows * padded <= 32 * 32 * warps  # 32 elements a thread
+    assert programs * warps <= 64  # warps of a multiprocessor
 
 
-def test_its_name_says_the_widths() -> None:
+def test_one_operator_takes_all_widths_and_each_has_one_number_of_columns() -> None:
     spec = weights_of((479, 480), 1024)
-    assert spec.function == "quantize_weights_479_to_480_1024"
+    (rendered,) = render_all([spec, weights_of(64, 64, 1024)], load_templates())
+    assert rendered.operator.columns == {64: 64, 479: 480, 1024: 1024}
+    assert rendered.operator.count == 3
+    with pytest.raises(InputError, match="two different kernels are called quantize_weights"):
+        render_all([spec, weights_of(479, 64)], load_templates())
     assert spec.parameters == ("weight_0", "weight_1")
     assert spec.results == ("values_0", "scale_0", "scale_max_0", "values_1", "scale_1", "scale_max_1")
 

@@ -10,7 +10,7 @@ from loka.kernels.fused.quantize_weights import QuantizeWeights
 from tests.support.kernels.ptx_registers import unset_halves
 from tests.support.kernels.rendered_cases import Package, write_package
 from tests.support.kernels.sm90 import SHARED, compiled, spilled
-from tests.support.kernels.weight_cases import WEIGHTS, WIDE, weights_of
+from tests.support.kernels.weight_cases import WEIGHTS, WIDE, weights_of, widths_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("triton_cache")]
 
@@ -20,7 +20,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     return write_package(tmp_path_factory.mktemp("compiled") / "weights_for_sm_90", [*WEIGHTS, *WIDE])
 
 
-@pytest.mark.parametrize("spec", [*WEIGHTS, *WIDE], ids=lambda spec: spec.function)
+@pytest.mark.parametrize("spec", [*WEIGHTS, *WIDE], ids=widths_of)
 def test_it_compiles_for_hopper(package: Package, spec: QuantizeWeights, tmp_path) -> None:
     binary = compiled(package, spec, "fp32" if spec in WEIGHTS[::2] else "bf16")
     assert binary.metadata.shared <= SHARED
@@ -33,7 +33,7 @@ def test_rows_at_odd_addresses(package: Package, tmp_path) -> None:
     assert spilled(compiled(package, WEIGHTS[3], aligned=False), tmp_path) <= 2
 
 
-@pytest.mark.parametrize("spec", [weights_of(1024, 1024), weights_of(512, 2048, 48, 3456)], ids=lambda s: s.function)
+@pytest.mark.parametrize("spec", [weights_of(1024, 1024), weights_of(512, 2048, 48, 3456)], ids=widths_of)
 def test_rows_are_read_and_written_in_vectors(package: Package, spec: QuantizeWeights) -> None:
     ptx = compiled(package, spec).asm["ptx"]
     assert "ld.global.v4.b32" in ptx

@@ -1,0 +1,220 @@
+"""The host's side of interactions: FM interactions, norms of what is concatenated, gradients of cross layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loka.kernels.fused import operators
+from loka.kernels.fused.cross.cross_kernel import CrossBackward, CrossConfiguration
+from loka.kernels.fused.cross.cross_reference import cross_backward
+from loka.kernels.fused.interaction import fm_reference
+from loka.kernels.fused.interaction.concat_norm import (
+    LARGEST_PARTS,
+    ConcatNormBackward,
+    ConcatNormConfiguration,
+    ConcatNormForward,
+    part_names,
+)
+from loka.kernels.fused.interaction.concat_norm_reference import concat_norm_backward, concat_norm_forward
+from loka.kernels.fused.interaction.fm import FmBackward, FmConfiguration, FmForward, padded
+from loka.kernels.fused.kernel_values import padded_width
+from loka.kernels.fused.operators import KernelOperator, schema
+
+
+@dataclass(frozen=True)
+class FmOperator(KernelOperator):
+    """`FmForward` or `FmBackward`."""
+
+    spec: FmForward | FmBackward
+    how: FmConfiguration
+
+    @property
+    def function(self) -> str:  # type: ignore[override]
+        return self.spec.function
+
+    @property
+    def schema(self) -> str:  # type: ignore[override]
+        return schema(self.spec.parameters, self.spec.results)
+
+    @property
+    def flops(self) -> int:  # type: ignore[override]
+        sizes, forward = self.spec.sizes, isinstance(self.spec, FmForward)
+        return (2 if forward else 4) * sizes.embeddings * sizes.dim * (2 * sizes.rank + sizes.made)
+
+    def outputs(self, *arguments: Tensor) -> Any:
+        given, sizes = dict(zip(self.spec.parameters, arguments, strict=True)), self.spec.sizes
+        x = given["x"]
+        operators.check_sample(x, sizes.embeddings, sizes.dim)
+        batch = x.shape[0]
+        if isinstance(self.spec, FmForward):
+            products = x.new_empty((batch, sizes.embeddings, sizes.rank))
+            return (products, x.new_empty((batch, sizes.made, sizes.dim))) if sizes.made else products
+        programs = operators.programs(x, 1, self.how.programs) if x.dtype.itemsize == 2 else 1
+        dx = x.new_empty((batch, sizes.embeddings, sizes.dim), dtype=given.get("passed", x).dtype)
+        sums = [sizes.embeddings * sizes.rank, *([sizes.made * sizes.embeddings] if sizes.made else [])]
+        return dx, *[x.new_empty((programs, each), dtype=torch.float32) for each in sums]
+
+    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Tensor]) -> None:
+        given = dict(zip((*self.spec.parameters, *self.spec.results), (*arguments, *results), strict=True))
+        x, sizes = given["x"], self.spec.sizes
+        if x.dtype.itemsize != 2:  # tensor cores take 16 bits; more is for torch's own products
+            made = self.reference(*arguments)
+            torch._foreach_copy_(list(results), list(made) if isinstance(made, tuple) else [made])
+            return
+        held = (padded(sizes.embeddings), self.how.chunk, padded(sizes.rank), padded(max(sizes.made, 1)))
+        shape = (sizes.embeddings, sizes.dim, sizes.rank, sizes.made, *held)
+        by_sample = ("dcompressed", "passed")
+        for name in self.spec.parameters:
+            given[name] = operators.whole_samples(given[name]) if name in by_sample else given[name].contiguous()
+        names: tuple[str, ...]
+        if isinstance(self.spec, FmForward):
+            names = ("x", "rank", "compress", "products", "compressed")
+            grid = (operators.programs(x, 1, self.how.programs),)
+            tensors, strides, kernel, stages = map(given.get, names), [], kernels.fm_forward, self.how.stages
+        else:
+            names = ("dproducts", "dcompressed", "x", "rank", "compress", "passed", "dx", "drank", "dcompress")
+            grid, kernel = (given["drank"].shape[0],), kernels.fm_backward
+            tensors, strides = map(given.get, names), [given[n].stride(0) if n in given else 0 for n in by_sample]
+            narrow = "passed" not in given or given["passed"].dtype.itemsize == 2
+            stages = self.how.stages if narrow else self.how.stages_wide  # that shared memory holds
+        operators.launch(
+            kernel, grid, *tensors, *strides, x.shape[0], constants=(*shape, stages), num_warps=self.how.warps
+        )
+
+    def reference(self, *arguments: Tensor) -> Any:
+        products = "" if self.spec.sizes.made else "_products"
+        direction = "forward" if isinstance(self.spec, FmForward) else "backward"
+        return getattr(fm_reference, f"fm{products}_{direction}")(*arguments)
+
+
+@dataclass(frozen=True)
+class ConcatNormOperator(KernelOperator):
+    """`ConcatNormForward` or `ConcatNormBackward`."""
+
+    spec: ConcatNormForward | ConcatNormBackward
+    how: ConcatNormConfiguration
+
+    @property
+    def function(self) -> str:  # type: ignore[override]
+        return self.spec.function
+
+    @property
+    def schema(self) -> str:  # type: ignore[override]
+        forward = isinstance(self.spec, ConcatNormForward)
+        return schema(self.spec.parameters, self.spec.results, "ScalarType dtype" if forward else "")
+
+    def _named(self, arguments: Sequence[Any]) -> tuple[dict[str, Any], list[Tensor]]:
+        """The arguments by name, without the parts, and the parts."""
+        given = dict(zip((*self.spec.parameters, "dtype"), arguments, strict=False))
+        return given, [given.pop(name) for name in part_names(self.spec.parts)]
+
+    def _programs(self, rows: int, device: torch.device) -> int:
+        return operators.programs_for(rows, device, self.how.rows, self.how.programs)
+
+    def outputs(self, *arguments: Any) -> Any:
+        given, parts = self._named(arguments)
+        width, first, float32 = self.spec.width, parts[0], torch.float32
+        operators.check_joined(*parts, width=width)
+        residual = given.get("residual")
+        if isinstance(self.spec, ConcatNormForward):
+            joined = (first.shape[0], sum(part.shape[1] for part in parts), width)
+            shape = joined if residual is None else residual.shape
+            out = first.new_empty(shape, dtype=given["dtype"])
+            statistics = [first.new_empty((shape[0] * shape[1],), dtype=float32) for _ in self.spec.results[1:]]
+            return out, *statistics
+        shape = given["grad"].shape if residual is None else residual.shape
+        dx = first.new_empty(shape, dtype=self._widest(first, residual))
+        programs = self._programs(shape[0] * shape[1], first.device)
+        sums = [first.new_empty((programs, width), dtype=float32) for _ in self.spec.results[1:]]
+        return (dx, *sums) if sums else dx
+
+    @staticmethod
+    def _widest(first: Tensor, residual: Tensor | None) -> torch.dtype:
+        return first.dtype if residual is None else torch.promote_types(first.dtype, residual.dtype)
+
+    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any]) -> None:
+        spec, (given, parts) = self.spec, self._named(arguments)
+        given.pop("dtype", None)
+        named = {name: tensor.contiguous() for name, tensor in given.items()}
+        named |= dict(zip(spec.results, results, strict=True))
+        rows = named["rstd"].shape[0]
+        missing = [None] * (LARGEST_PARTS - len(parts))
+        tensors = [*[part.contiguous() for part in parts], *missing, named.get("residual"), named.get("weight")]
+        of_parts = [*[part.shape[1] for part in parts], *[0] * len(missing), results[0].shape[1]]
+        constants: tuple[object, ...] = (spec.width, padded_width(spec.width), self.how.rows)
+        if isinstance(spec, ConcatNormForward):
+            kernel, constants = kernels.concat_norm_forward, (*constants, spec.eps)
+            tensors += [named.get(name) for name in ("bias", "out", "mean", "rstd")]
+        else:
+            kernel = kernels.concat_norm_backward
+            tensors = [named["grad"], *tensors]
+            tensors += [named.get(name) for name in ("mean", "rstd", "dx", "dweight", "dbias")]
+        grid = (self._programs(rows, parts[0].device),)
+        operators.launch(kernel, grid, *tensors, *of_parts, rows, constants=constants, num_warps=self.how.warps)
+
+    def reference(self, *arguments: Any) -> Any:
+        spec, (given, parts) = self.spec, self._named(arguments)
+        if isinstance(spec, ConcatNormForward):
+            dtype = given.pop("dtype")
+            forward = concat_norm_forward(parts, **given, norm=spec.norm, eps=spec.eps)
+            shape = (parts[0].shape[0], sum(part.shape[1] for part in parts), spec.width)
+            found = {"out": forward.y.reshape(shape).to(dtype), "mean": forward.mean, "rstd": forward.rstd}
+            return tuple(found[name] for name in spec.results)
+        grad = given.pop("grad")
+        backward = concat_norm_backward(grad, parts, **given, norm=spec.norm)
+        dx = backward.x.reshape(grad.shape).to(self._widest(parts[0], given.get("residual")))
+        found = {"dx": dx, "dweight": backward.weight, "dbias": backward.bias}
+        return tuple(found[name] for name in spec.results) if len(spec.results) > 1 else dx
+
+
+@dataclass(frozen=True)
+class CrossOperator(KernelOperator):
+    """`CrossBackward`."""
+
+    spec: CrossBackward
+    how: CrossConfiguration
+
+    @property
+    def function(self) -> str:  # type: ignore[override]
+        return self.spec.function
+
+    @property
+    def schema(self) -> str:  # type: ignore[override]
+        return schema(self.spec.parameters, self.spec.results)
+
+    def _programs(self, product: Tensor) -> int:
+        return operators.programs_for(product.shape[0], product.device, self.how.rows, self.how.programs)
+
+    def outputs(self, *arguments: Tensor) -> tuple[Tensor, ...]:
+        width = self.spec.width
+        for name, tensor in zip(self.spec.parameters, arguments, strict=True):
+            if name != "bias":
+                operators.check_rows(tensor, width)
+        _, product, factor, *_ = arguments
+        m = product.shape[0]
+        made = (product.new_empty((m, width)), factor.new_empty((m, width)))
+        sums = (self._programs(product), width)
+        return (*made, product.new_empty(sums, dtype=torch.float32)) if self.spec.bias else made
+
+    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Tensor]) -> None:
+        tensors = [tensor.contiguous() for tensor in arguments]
+        given = dict(zip((*self.spec.parameters, *self.spec.results), (*tensors, *results), strict=True))
+        names = ("grad", "product", "factor", "bias", "passed", "dproduct", "dfactor", "dbias")
+        width, columns = self.spec.width, self.how.columns
+        grid = (self._programs(given["product"]), -(-width // columns))
+        constants = (width, columns, self.how.rows, self.spec.itself)
+        rows = given["product"].shape[0]
+        operators.launch(
+            kernels.cross_backward, grid, *map(given.get, names), rows, constants=constants, num_warps=self.how.warps
+        )
+
+    def reference(self, *arguments: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(self.spec.parameters, arguments, strict=True))
+        found = cross_backward(**given, itself=self.spec.itself)
+        made = (found.product.to(given["product"].dtype), found.factor.to(given["factor"].dtype))
+        return (*made, found.bias) if self.spec.bias else made
