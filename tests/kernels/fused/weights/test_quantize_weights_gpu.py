@@ -56,20 +56,20 @@ def test_rows_that_are_not_contiguous_are_copied(package: Package) -> None:
 def test_a_graph_replays_on_new_weights(package: Package) -> None:
     weights = [torch.randn(96, each.width, device="cuda") for each in LARGE.quantizers]
     run = getattr(package.fused, LARGE.function)
-    run(*weights)
+    run(weights)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        replayed = run(*weights)
+        replayed = run(weights)
     for weight in weights:
         weight.mul_(-3.0)
     graph.replay()
-    for ours, eager in zip(replayed, run(*weights), strict=True):
+    for ours, eager in zip(replayed, run(weights), strict=True):
         assert torch.equal(ours.view(torch.uint8), eager.view(torch.uint8))
 
 
 def test_one_graph_under_the_compiler(package: Package) -> None:
     run = getattr(package.fused, LARGE.function)
     weights = [torch.randn(96, each.width, device="cuda").bfloat16() for each in LARGE.quantizers]
-    compiled = torch.compile(lambda *given: run(*given), fullgraph=True)
-    for ours, eager in zip(compiled(*weights), run(*weights), strict=True):
+    compiled = torch.compile(lambda *given: run(list(given)), fullgraph=True)
+    for ours, eager in zip(compiled(*weights), run(weights), strict=True):
         assert torch.equal(ours.view(torch.uint8), eager.view(torch.uint8))
