@@ -20,7 +20,7 @@ from loka.kernels.fused.kernel_values import padded_width
 from loka.kernels.fused.matrix_kernels import CastTranspose, Products, ProductsLaunch
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_operator import quantized
-from loka.kernels.fused.operators import KernelOperator, schema
+from loka.kernels.fused.operators import KernelOperator, Launch, schema
 from loka.numerics.quantize import FORMATS
 
 
@@ -41,14 +41,14 @@ class ReduceOperator(KernelOperator):
     def outputs(self, partials: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
         return [partial.new_empty((partial.shape[1],), dtype=dtype) for partial in partials]
 
-    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any]) -> None:
+    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any], launch: Launch) -> None:
         pairs = list(zip(arguments[0], results, strict=True))
         for group in _groups(pairs, self.count):
             operands = [(partial.contiguous(), total, *partial.shape) for partial, total in group]
             blocks = sum(-(-total.shape[0] // self.how.columns) for _, total in group)
             given = _with_none(operands, self.count, tensors=2)
             sizes = (self.how.rows, self.how.columns)
-            operators.launch(kernels.reduce, (blocks,), *given, constants=sizes, num_warps=self.how.warps)
+            launch(kernels.reduce, (blocks,), *given, constants=sizes, num_warps=self.how.warps)
 
     def reference(self, partials: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
         return [norm_reference.reduce(partial, dtype) for partial in partials]
@@ -76,7 +76,7 @@ class RequantizeTransposeOperator(KernelOperator):
             results += [values.new_empty((n, m_t)), values.new_empty((n, 1), dtype=torch.float32)]
         return results
 
-    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any]) -> None:
+    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any], launch: Launch) -> None:
         (operands,) = arguments
         matrices = list(zip(operands[::3], operands[1::3], operands[2::3], results[::2], results[1::2], strict=True))
         for group in _groups(matrices, self.count):
@@ -87,7 +87,7 @@ class RequantizeTransposeOperator(KernelOperator):
             tiles = sum(_tiles(values, self.how.tile) for values, *_ in group)
             sizes = (self.how.tile, self.how.chunk)
             flat = _with_none(given, self.count, tensors=5)
-            operators.launch(kernels.requantize_transpose, (tiles,), *flat, constants=sizes, num_warps=self.how.warps)
+            launch(kernels.requantize_transpose, (tiles,), *flat, constants=sizes, num_warps=self.how.warps)
 
     def reference(self, operands: Sequence[Tensor]) -> list[Tensor]:
         results: list[Tensor] = []
@@ -109,12 +109,12 @@ class TransposeOperator(KernelOperator):
     def outputs(self, values: Sequence[Tensor]) -> list[Tensor]:
         return [each.new_empty((each.shape[1], each.shape[0])) for each in values]
 
-    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any]) -> None:
+    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any], launch: Launch) -> None:
         for group in _groups(list(zip(arguments[0], results, strict=True)), self.count):
             given = [(values.contiguous(), copy, *values.shape) for values, copy in group]
             tiles = sum(_tiles(values, self.how.tile) for values, _ in group)
             flat = _with_none(given, self.count, tensors=2)
-            operators.launch(kernels.transpose, (tiles,), *flat, constants=(self.how.tile,), num_warps=self.how.warps)
+            launch(kernels.transpose, (tiles,), *flat, constants=(self.how.tile,), num_warps=self.how.warps)
 
     def reference(self, values: Sequence[Tensor]) -> list[Tensor]:
         return [norm_reference.transpose(each) for each in values]
@@ -153,7 +153,7 @@ class QuantizeWeightsOperator(KernelOperator):
             results += [values, scale, weight.new_empty((programs,), dtype=torch.float32)]
         return results
 
-    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any]) -> None:
+    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any], launch: Launch) -> None:
         blocks, warps, _ = self.blocks([int(weight.shape[1]) for weight in arguments[0]])
         weights = list(zip(arguments[0], results[::3], results[1::3], results[2::3], blocks, strict=True))
         for group in _groups(weights, self.count):
@@ -166,7 +166,7 @@ class QuantizeWeightsOperator(KernelOperator):
             flat = _with_none(given, self.count, tensors=4)
             missing = [(1, 1, 1, 1)] * (self.count - len(group))
             constants = tuple(chain.from_iterable([*sizes, *missing]))
-            operators.launch(kernels.quantize_weights, (programs,), *flat, constants=constants, num_warps=warps)
+            launch(kernels.quantize_weights, (programs,), *flat, constants=constants, num_warps=warps)
 
     def reference(self, weights: Sequence[Tensor]) -> list[Tensor]:
         results: list[Tensor] = []
@@ -200,13 +200,13 @@ class ProductsOperator(KernelOperator):
         made: Tensor = tensors[0].new_empty((tensors[0].shape[0], self.spec.width), dtype=dtype)
         return made
 
-    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any]) -> None:
+    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any], launch: Launch) -> None:
         (out,) = results
         if out.shape[0] > 0:
             tensors = [tensor.contiguous() for tensor in arguments[:-1]]
             grid = (out.shape[0], -(-self.spec.width // self.how.columns))
             kernel = getattr(kernels, f"_{self.spec.function}")
-            operators.launch(kernel, grid, *tensors, out, num_warps=self.how.warps)
+            launch(kernel, grid, *tensors, out, num_warps=self.how.warps)
 
     def reference(self, *arguments: Any) -> Tensor:
         *tensors, dtype = arguments
@@ -249,12 +249,12 @@ class CastTransposeOperator(KernelOperator):
         }
         return tuple([x.new_empty(shapes[name][0], dtype=shapes[name][1]) for name in self.spec.results])
 
-    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any]) -> None:
+    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any], launch: Launch) -> None:
         x, *given = arguments
         parts = [given[0].shape[0]] if "maxima" in self.spec.parameters else []
         kernel = getattr(kernels, f"_{self.spec.function}")
         tiles = operators.tiles(x, self.how.tile)
-        operators.launch(kernel, (tiles,), x.contiguous(), *given, *results, *x.shape, *parts, num_warps=self.how.warps)
+        launch(kernel, (tiles,), x.contiguous(), *given, *results, *x.shape, *parts, num_warps=self.how.warps)
 
     def reference(self, x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
         values, *rest = quantized(self.spec.how, x, *given)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -28,6 +29,9 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyp
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, torch.dtype, int, float, bool, type(None)})
 _cuda: dict[str, Callable[..., Any]] = {}  # GPU implementation of each operator, by name
 _operators: dict[str, KernelOperator] = {}  # by name, too
+
+
+Launch = Callable[..., Any]  # `launch`, or what records its calls
 
 
 class KernelOperator:
@@ -49,8 +53,11 @@ class KernelOperator:
         """
         raise NotImplementedError
 
-    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any]) -> None:
-        """Fill the results on a GPU, by the Triton kernels of a package's module `kernels`."""
+    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any], launch: Launch) -> None:
+        """Fill the results on a GPU, by the Triton kernels of a package's module `kernels`, each with `launch`.
+
+        What is launched follows from the shapes, strides and dtypes of the arguments.
+        """
         raise NotImplementedError
 
     def reference(self, *arguments: Any) -> Any:
@@ -90,9 +97,10 @@ def define(name: str, operator: KernelOperator, kernels: Callable[[], Any]) -> C
 
     def cuda(*arguments: Any) -> Any:
         results = operator.outputs(*arguments)
-        operator.launch(kernels(), (results,) if isinstance(results, Tensor) else results, arguments)
+        operator.launch(kernels(), listed(results), arguments, launch)
         return results
 
+    direct = DirectCalls(operator, kernels)
     _cuda[name], _operators[name] = cuda, operator
     packet = torch.ops.loka_generated
     if not hasattr(packet, name):
@@ -101,7 +109,7 @@ def define(name: str, operator: KernelOperator, kernels: Callable[[], Any]) -> C
 
     def run(*arguments: Any) -> Any:
         if runs_directly() and is_plain(arguments) and first_of(arguments).is_cuda:
-            return _on_its_device(cuda, *arguments)
+            return _on_its_device(direct, *arguments)
         return overload(*arguments)
 
     run.overload = overload  # type: ignore[attr-defined]
@@ -152,9 +160,87 @@ def runs_directly() -> bool:
     return not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
 
 
+MOST_PREPARED = 256  # calls of an operator that differ in shapes
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A call for arguments of some shapes: what is allocated, and what is launched on which of the tensors."""
+
+    results: tuple[tuple[tuple[Any, ...], torch.dtype], ...]  # shape and strides, and dtype
+    form: type  # of the results: a tuple, a list, or one tensor
+    launches: tuple[tuple[Any, ...], ...]  # kernel, grid, arguments but tensors, places of those, constants, warps
+
+
+class DirectCalls:
+    """Calls of one operator in plain eager mode on a GPU.
+
+    The first call with arguments of some shapes, strides and dtypes checks them and records what it allocates and
+    launches; further ones do the same again, which takes the host half the time. A call that makes further tensors in
+    between, such as contiguous copies, is not recorded.
+    """
+
+    def __init__(self, operator: KernelOperator, kernels: Callable[[], Any]) -> None:
+        self._operator, self._kernels = operator, kernels
+        self._prepared: dict[Any, _Prepared | None] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        flat = flattened(arguments)
+        tensors = [x for x in flat if isinstance(x, Tensor)]
+        device = first_of(arguments).device
+        key = (device, *[(x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x for x in flat])
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            return self._first(key, arguments, tensors)
+        made = [torch.empty_strided(*size, dtype=dtype, device=device) for size, dtype in prepared.results]
+        tensors += made
+        for kernel, grid, given, places, constants, warps in prepared.launches:
+            there = list(given)
+            for position, place in places:
+                there[position] = tensors[place]
+            launch(kernel, grid, *there, constants=constants, num_warps=warps)
+        return made[0] if prepared.form is Tensor else tuple(made) if prepared.form is tuple else made
+
+    def _first(self, key: Any, arguments: Sequence[Any], tensors: list[Tensor]) -> Any:
+        results = self._operator.outputs(*arguments)
+        known = [*tensors, *listed(results)]
+        places = {id(tensor): place for place, tensor in enumerate(known)}
+        launches: list[tuple[Any, ...]] = []
+        repeatable = len(places) == len(known)  # one tensor in two places could be two the next time
+
+        def recorded(kernel: Any, grid: Any, *given: Any, constants: tuple[object, ...] = (), num_warps: int) -> None:
+            nonlocal repeatable
+            launch(kernel, grid, *given, constants=constants, num_warps=num_warps)
+            at = [(i, places.get(id(x))) for i, x in enumerate(given) if isinstance(x, Tensor)]
+            repeatable = repeatable and all(place is not None for _, place in at)
+            numbers = tuple([None if isinstance(x, Tensor) else x for x in given])
+            launches.append((kernel, grid, numbers, tuple(at), constants, num_warps))
+
+        self._operator.launch(self._kernels(), listed(results), arguments, recorded)
+        if repeatable and launches:
+            if len(self._prepared) >= MOST_PREPARED:
+                self._prepared.clear()
+            made = tuple(((tensor.shape, tensor.stride()), tensor.dtype) for tensor in listed(results))
+            form = Tensor if isinstance(results, Tensor) else type(results)
+            self._prepared[key] = _Prepared(made, form, tuple(launches))
+        return results
+
+
+def listed(results: Any) -> Sequence[Tensor]:
+    """An operator's results as a sequence."""
+    return (results,) if isinstance(results, Tensor) else results
+
+
 def is_plain(arguments: Sequence[Any]) -> bool:
     """True if no argument, nor a tensor in a list, stands for others."""
-    return all(_PLAIN.issuperset(map(type, a)) if type(a) is list else type(a) in _PLAIN for a in arguments)
+    return _PLAIN.issuperset(map(type, flattened(arguments)))
+
+
+def flattened(arguments: Sequence[Any]) -> list[Any]:
+    """The arguments, those of lists one by one."""
+    if list not in map(type, arguments):
+        return list(arguments)
+    return [x for a in arguments for x in (a if type(a) is list else (a,))]
 
 
 def first_of(arguments: Sequence[Any]) -> Tensor:

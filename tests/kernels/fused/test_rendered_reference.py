@@ -258,7 +258,7 @@ class AddsOne(operators.KernelOperator):
     def outputs(self, x: Tensor) -> Tensor:
         return torch.empty_like(x)
 
-    def launch(self, kernels: str, results: object, arguments: object) -> None:
+    def launch(self, kernels: str, results: object, arguments: object, launch: object) -> None:
         self.calls.append(kernels)
 
     def reference(self, x: Tensor) -> Tensor:

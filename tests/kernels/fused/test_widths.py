@@ -95,18 +95,21 @@ def test_a_compiled_model_calls_it_at_several_widths(tmp_path):
         assert torch.equal(compiled(x), step(x))
 
 
-def test_a_width_may_be_symbolic_where_the_compiler_traces_a_launch(tmp_path, monkeypatch):
+def test_a_width_may_be_symbolic_where_the_compiler_traces_a_launch(tmp_path):
     pytest.importorskip("triton")
     package = write_package(tmp_path / "traced_widths", [quantizer(24), quantizer(64)])
     launched: list[object] = []
-    monkeypatch.setattr(operators, "launch", lambda *given, constants, num_warps: launched.append(constants[0]))
+
+    def launch(*given: object, constants: tuple[object, ...], num_warps: int) -> None:
+        launched.append(constants[0])
+
     mode = FakeTensorMode(shape_env=ShapeEnv())
     dynamic = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
     for width in (24, 64):
         x = mode.from_tensor(torch.zeros(5, width), symbolic_context=dynamic)
         with mode:
             results = package.fused.quantize_e4m3.operator.outputs(x)
-            package.fused.quantize_e4m3.operator.launch(package.triton_kernels, results, (x,))
+            package.fused.quantize_e4m3.operator.launch(package.triton_kernels, results, (x,), launch)
         assert results[0].shape[1] == width
         assert isinstance(results[0].shape[0], torch.SymInt)
     assert launched == [24, 64]

@@ -23,7 +23,7 @@ from loka.kernels.fused.interaction.concat_norm import (
 from loka.kernels.fused.interaction.concat_norm_reference import concat_norm_backward, concat_norm_forward
 from loka.kernels.fused.interaction.fm import FmBackward, FmConfiguration, FmForward, padded
 from loka.kernels.fused.kernel_values import padded_width
-from loka.kernels.fused.operators import KernelOperator, schema
+from loka.kernels.fused.operators import KernelOperator, Launch, schema
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class FmOperator(KernelOperator):
         sums = [sizes.embeddings * sizes.rank, *([sizes.made * sizes.embeddings] if sizes.made else [])]
         return dx, *[x.new_empty((programs, each), dtype=torch.float32) for each in sums]
 
-    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Tensor]) -> None:
+    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Tensor], launch: Launch) -> None:
         given = dict(zip((*self.spec.parameters, *self.spec.results), (*arguments, *results), strict=True))
         x, sizes = given["x"], self.spec.sizes
         if x.dtype.itemsize != 2:  # tensor cores take 16 bits; more is for torch's own products
@@ -82,9 +82,7 @@ class FmOperator(KernelOperator):
             tensors, strides = map(given.get, names), [given[n].stride(0) if n in given else 0 for n in by_sample]
             narrow = "passed" not in given or given["passed"].dtype.itemsize == 2
             stages = self.how.stages if narrow else self.how.stages_wide  # that shared memory holds
-        operators.launch(
-            kernel, grid, *tensors, *strides, x.shape[0], constants=(*shape, stages), num_warps=self.how.warps
-        )
+        launch(kernel, grid, *tensors, *strides, x.shape[0], constants=(*shape, stages), num_warps=self.how.warps)
 
     def reference(self, *arguments: Tensor) -> Any:
         products = "" if self.spec.sizes.made else "_products"
@@ -137,7 +135,7 @@ class ConcatNormOperator(KernelOperator):
     def _widest(first: Tensor, residual: Tensor | None) -> torch.dtype:
         return first.dtype if residual is None else torch.promote_types(first.dtype, residual.dtype)
 
-    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any]) -> None:
+    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any], launch: Launch) -> None:
         spec, (given, parts) = self.spec, self._named(arguments)
         given.pop("dtype", None)
         named = {name: tensor.contiguous() for name, tensor in given.items()}
@@ -155,7 +153,7 @@ class ConcatNormOperator(KernelOperator):
             tensors = [named["grad"], *tensors]
             tensors += [named.get(name) for name in ("mean", "rstd", "dx", "dweight", "dbias")]
         grid = (self._programs(rows, parts[0].device),)
-        operators.launch(kernel, grid, *tensors, *of_parts, rows, constants=constants, num_warps=self.how.warps)
+        launch(kernel, grid, *tensors, *of_parts, rows, constants=constants, num_warps=self.how.warps)
 
     def reference(self, *arguments: Any) -> Any:
         spec, (given, parts) = self.spec, self._named(arguments)
@@ -201,7 +199,7 @@ class CrossOperator(KernelOperator):
         sums = (self._programs(product), width)
         return (*made, product.new_empty(sums, dtype=torch.float32)) if self.spec.bias else made
 
-    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Tensor]) -> None:
+    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Tensor], launch: Launch) -> None:
         tensors = [tensor.contiguous() for tensor in arguments]
         given = dict(zip((*self.spec.parameters, *self.spec.results), (*tensors, *results), strict=True))
         names = ("grad", "product", "factor", "bias", "passed", "dproduct", "dfactor", "dbias")
@@ -209,7 +207,7 @@ class CrossOperator(KernelOperator):
         grid = (self._programs(given["product"]), -(-width // columns))
         constants = (width, columns, self.how.rows, self.spec.itself)
         rows = given["product"].shape[0]
-        operators.launch(
+        launch(
             kernels.cross_backward, grid, *map(given.get, names), rows, constants=constants, num_warps=self.how.warps
         )
 

@@ -16,7 +16,7 @@ from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.fused_cast_transpose import MOST_TILES, FusedCastTranspose, TransposeTile
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import MAXIMA, SUMS, Rows, WideRows, wide_norm_passes
-from loka.kernels.fused.operators import KernelOperator, schema
+from loka.kernels.fused.operators import KernelOperator, Launch, schema
 from loka.kernels.fused.quantization import Quantization
 from loka.numerics.quantize import FORMATS
 
@@ -169,7 +169,7 @@ class NormOperator(_NormOperator):
         programs = operators.programs(first, self.launches[width].least, self.launches[width].programs)
         return self.allocated(arguments, width, programs, programs)
 
-    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any]) -> None:
+    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any], launch: Launch) -> None:
         forward = isinstance(self.spec, NormForward)
         tensors = [*self.contiguous(arguments), *results]
         width = int(tensors[0].shape[1])
@@ -178,7 +178,7 @@ class NormOperator(_NormOperator):
         pointers = [None if place is None else tensors[place] for place in self._pointers]
         maxima = pointers[(FORWARD_POINTERS if forward else BACKWARD_POINTERS).index("maxima")]
         sizes = [tensors[0].stride(0), tensors[0].shape[0], 0 if maxima is None else maxima.shape[0]]
-        operators.launch(
+        launch(
             kernels.norm_forward if forward else kernels.norm_backward,
             (programs,),
             *pointers,
@@ -219,7 +219,7 @@ class WideNormOperator(_NormOperator):
         self.check(arguments, self.spec.width)
         return self.allocated(arguments, self.spec.width, *self._parts(arguments[0]))
 
-    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any]) -> None:
+    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any], launch: Launch) -> None:
         spec, tensors = self.spec, self.contiguous(arguments)
         first = tensors[0]
         programs, parts = self._parts(first)
@@ -227,7 +227,7 @@ class WideNormOperator(_NormOperator):
         sizes = (first.stride(0), first.shape[0])
         if isinstance(spec, NormForward):
             kernel = getattr(kernels, f"_{spec.function}")
-            operators.launch(kernel, (programs,), *found.values(), *sizes, num_warps=self.rows.warps)
+            launch(kernel, (programs,), *found.values(), *sizes, num_warps=self.rows.warps)
             return
         for each in wide_norm_passes(spec):
             # Sums and maxima of rows come by columns: a pass writes those of its chunk, the next reads all.
@@ -236,7 +236,7 @@ class WideNormOperator(_NormOperator):
                 found[name] = first.new_empty((first.shape[0], self.rows.across), dtype=torch.float32)
             taken = [found[name] for name in each.tensors]
             kernel = getattr(kernels, f"_{each.function}")
-            operators.launch(kernel, (parts * self.rows.across,), *taken, *sizes, parts, num_warps=self.rows.warps)
+            launch(kernel, (parts * self.rows.across,), *taken, *sizes, parts, num_warps=self.rows.warps)
             if each.kind == SUMS:
                 found |= {name.replace("sum", "mean"): found[name].sum(1) / spec.width for name in made}
             elif each.kind == MAXIMA:
@@ -272,9 +272,9 @@ class FusedCastTransposeOperator(_NormOperator):
         parts = self._parts(arguments[0])
         return self.allocated(arguments, self.both.width, parts, parts)
 
-    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any]) -> None:
+    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any], launch: Launch) -> None:
         tensors = self.contiguous(arguments)
         programs = self._parts(tensors[0]) * -(-self.both.width // self.tile.columns)
         kernel = getattr(kernels, f"_{self.function}")
         sizes = (tensors[0].stride(0), tensors[0].shape[0])
-        operators.launch(kernel, (programs,), *tensors, *results, *sizes, num_warps=self.tile.warps)
+        launch(kernel, (programs,), *tensors, *results, *sizes, num_warps=self.tile.warps)
