@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "0fb8ed56d5f0c545d2c7db5a6707be6609881a1714ebb24102e2492e97414faa"
+STAMP = "20f15d8d25656292d50088cde01281f80f6c535fad16573915d24f4b4a68e4a1"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

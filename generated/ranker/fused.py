@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "0fb8ed56d5f0c545d2c7db5a6707be6609881a1714ebb24102e2492e97414faa"
+STAMP = "20f15d8d25656292d50088cde01281f80f6c535fad16573915d24f4b4a68e4a1"
 
 kernel = operators.of_package(__package__, "49e76d80")
 

@@ -6,8 +6,9 @@ A quantizer works along the last dimension of a matrix and returns FP8 values an
 `value * scale`. `dispatch.scaled_mm(a, scale_a, b, scale_b, ...)` is `(a * scale_a) @ (b * scale_b).T`, so each GEMM
 quantizes both of its operands along the dimension that it sums over.
 
-A chain is a run of linears, with the norms and activations around them, as one function. Its kernels (`fused`)
-normalise, activate and quantize a row in one pass, forward and backward, so that what lies between two GEMMs is read
+A chain is a run of linears, with the norms and activations around them, as one function: `run` loops over its stages,
+and `loka.kernels.chain_values` says what their names stand for. Kernels (of `fused`, by name) normalise, activate and
+quantize a row in one pass, forward and backward, so that what lies between two GEMMs is read
 and written once. A GEMM that sums over the rows takes its FP8 operands transposed, requantized to one scale, the
 largest. Gradients of vectors come as partial sums, which `fused.reduce` adds up.
 
@@ -23,15 +24,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from loka import dispatch
-from loka.dispatch import Quantized
+from loka.dispatch.chain import Tensors, run, run_frozen
+from loka.kernels.chain_values import Chain, Launch, NormCall, ScaledGemm, Stage, StageGemms, constant
 
 from . import fused
 
-STAMP = "0fb8ed56d5f0c545d2c7db5a6707be6609881a1714ebb24102e2492e97414faa"
-
-# Scalings of both operands of a GEMM.
-ROWWISE = ("rowwise", "rowwise")
-TENSORWISE = ("tensorwise", "tensorwise")
+STAMP = "20f15d8d25656292d50088cde01281f80f6c535fad16573915d24f4b4a68e4a1"
 
 
 def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,523 +44,148 @@ def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:
     return values.to(torch.float8_e4m3fn).contiguous(), scale
 
 
-class EmbedDense0Function(torch.autograd.Function):
-    """embed.dense.0: linear -> layer_norm -> silu.
+LINEAR_LAYER_NORM_SILU_LAST = Stage(
+    parameters="weight bias norm_weight norm_bias",
+    forward=Launch("add_layer_norm_silu", "y bias norm_weight norm_bias dtype", "out mean rstd"),
+    inference=Launch("add_layer_norm_silu_inference", "y bias norm_weight norm_bias dtype", "out"),
+    backward=Launch(
+        "add_layer_norm_silu_backward",
+        "grad y bias norm_weight norm_bias mean rstd",
+        "dy norm_weight_sums norm_bias_sums bias_sums",
+    ),
+    saved="y bias norm_weight norm_bias mean rstd",
+    norm=NormCall("layer_norm", "normalized_shape weight bias", constants=(("eps", 1e-05),)),
+    activation="silu",
+)
+FP8_GEMMS = StageGemms(
+    fprop=ScaledGemm("scaled_mm", ("rowwise", "rowwise")),
+    dgrad=ScaledGemm("scaled_mm", ("rowwise", "rowwise")),
+    wgrad=ScaledGemm("scaled_mm", ("tensorwise", "tensorwise"), first_scale=(True, True)),
+    saved="x_fp8 x_scale x_scale_max weight_fp8 weight_scale weight_scale_max",
+)
+LINEAR_LAYER_NORM_SILU = Stage(
+    parameters="weight bias norm_weight norm_bias",
+    gemms=FP8_GEMMS,
+    forward=Launch("add_layer_norm_silu_e4m3", "y bias norm_weight norm_bias", "x_fp8 x_scale x_scale_max mean rstd"),
+    inference=Launch("add_layer_norm_silu_e4m3_inference", "y bias norm_weight norm_bias", "x_fp8 x_scale x_scale_max"),
+    backward=Launch(
+        "add_layer_norm_silu_backward_e4m3",
+        "grad y bias norm_weight norm_bias mean rstd",
+        "dy_fp8 dy_scale dy_scale_max norm_weight_sums norm_bias_sums bias_sums",
+    ),
+    saved="y bias norm_weight norm_bias mean rstd",
+    norm=NormCall("layer_norm", "normalized_shape weight bias", constants=(("eps", 1e-05),)),
+    activation="silu",
+)
+LINEAR_LAST = Stage(
+    parameters="weight bias",
+    gemms=FP8_GEMMS,
+    backward=Launch("add_backward_e4m3", "grad", "dy_fp8 dy_scale dy_scale_max bias_sums"),
+    saved="bias",
+    bias_in_gemm=True,
+)
+LINEAR_LAYER_NORM_SILU_LAST_2 = Stage(
+    parameters="weight bias norm_weight norm_bias",
+    gemms=FP8_GEMMS,
+    forward=Launch("add_layer_norm_silu", "y bias norm_weight norm_bias dtype", "out mean rstd"),
+    inference=Launch("add_layer_norm_silu_inference", "y bias norm_weight norm_bias dtype", "out"),
+    backward=Launch(
+        "add_layer_norm_silu_backward_e4m3",
+        "grad y bias norm_weight norm_bias mean rstd",
+        "dy_fp8 dy_scale dy_scale_max norm_weight_sums norm_bias_sums bias_sums",
+    ),
+    saved="y bias norm_weight norm_bias mean rstd",
+    norm=NormCall("layer_norm", "normalized_shape weight bias", constants=(("eps", 1e-05),)),
+    activation="silu",
+)
+EMBED_DENSE_0 = constant(Chain(k=13, n=64, stages=(LINEAR_LAYER_NORM_SILU_LAST,)))
+LAYERS_FMB = constant(
+    Chain(
+        k=128,
+        n=256,
+        stages=(LINEAR_LAYER_NORM_SILU, LINEAR_LAYER_NORM_SILU, LINEAR_LAST),
+        head=Stage(
+            parameters="norm_weight norm_bias",
+            forward=Launch("layer_norm_e4m3", "x norm_weight norm_bias", "x_fp8 x_scale x_scale_max mean rstd"),
+            inference=Launch("layer_norm_e4m3_inference", "x norm_weight norm_bias", "x_fp8 x_scale x_scale_max"),
+            backward=Launch(
+                "layer_norm_backward", "grad x norm_weight mean rstd", "dx norm_weight_sums norm_bias_sums"
+            ),
+            saved="x norm_weight norm_bias mean rstd",
+            norm=NormCall("layer_norm", "normalized_shape weight bias", constants=(("eps", 1e-05),)),
+        ),
+        weights=((0, 1, 2),),
+    ),
+)
+HEAD_MLP = constant(
+    Chain(
+        k=512,
+        n=256,
+        stages=(LINEAR_LAYER_NORM_SILU, LINEAR_LAYER_NORM_SILU, LINEAR_LAYER_NORM_SILU_LAST_2),
+        head=Stage(forward=Launch("quantize_e4m3", "x", "x_fp8 x_scale x_scale_max")),
+        weights=((0, 1, 2),),
+    ),
+)
 
-    GEMMs: fprop, dgrad, wgrad in the model's dtype.
+
+def embed_dense_0(x: Tensor, linear: Tensors) -> Tensor:
+    """linear -> layer_norm -> silu: x (..., 13), weight (64, 13) -> (..., 64).
+
+    embed.dense.0. GEMMs: fprop, dgrad, wgrad in the model's dtype.
     """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor, dtype: torch.dtype
-    ) -> Tensor:
-        h = x.to(dtype)
-        y = torch.nn.functional.linear(h, weight.to(dtype))
-        out, mean, rstd = fused.add_layer_norm_silu(y, bias, norm_weight, norm_bias, dtype)
-        ctx.save_for_backward(h, weight, y, bias, norm_weight, norm_bias, mean, rstd)
-        ctx.dtypes = (x.dtype,)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        h, weight, y, bias, norm_weight, norm_bias, mean, rstd = dispatch.saved_tensors(ctx)
-        (x_dtype,) = ctx.dtypes
-        dx = dweight = None
-        dy, norm_weight_sums, norm_bias_sums, bias_sums = fused.add_layer_norm_silu_backward(
-            grad, y, bias, norm_weight, norm_bias, mean, rstd
-        )
-        del grad
-        if ctx.needs_input_grad[1]:
-            dweight = (dy.t() @ h).to(weight.dtype)
-        if ctx.needs_input_grad[0]:
-            dx = (dy @ weight.to(dy.dtype)).to(x_dtype)
-        dbias, dnorm_weight, dnorm_bias = dispatch.reduced(
-            fused.reduce,
-            [bias_sums, norm_weight_sums, norm_bias_sums],
-            [bias.dtype, norm_weight.dtype, norm_bias.dtype],
-        )
-        return dx, dweight, dbias, dnorm_weight, dnorm_bias, None
-
-
-def embed_dense_0(x: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor) -> Tensor:
-    """linear -> layer_norm -> silu: x (..., 13), weight (64, 13) -> (..., 64)."""
-    if dispatch.is_empty(x):
-        y = torch.nn.functional.linear(x, weight, bias)
-        y = torch.nn.functional.layer_norm(y, (64,), norm_weight, norm_bias, 1e-05)
-        return torch.nn.functional.silu(y)
-    dtype = dispatch.output_dtype(x, weight)
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    y = EmbedDense0Function.apply(rows, weight, bias, norm_weight, norm_bias, dtype)
-    return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 64)
-
-
-class LayersFmbFunction(torch.autograd.Function):
-    """layers.0.fmb, layers.1.fmb, layers.2.fmb: layer_norm -> linear -> layer_norm -> silu -> linear -> layer_norm ->
-    silu -> linear.
-
-    GEMMs: fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a
-    transposed copy; wgrad in transposed copies, tensorwise.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        pre_norm_weight: Tensor,
-        pre_norm_bias: Tensor,
-        weight_0: Tensor,
-        bias_0: Tensor,
-        norm_weight_0: Tensor,
-        norm_bias_0: Tensor,
-        weight_1: Tensor,
-        bias_1: Tensor,
-        norm_weight_1: Tensor,
-        norm_bias_1: Tensor,
-        weight_2: Tensor,
-        bias_2: Tensor,
-        dtype: torch.dtype,
-        counter_id_0: int,
-        counter_id_1: int,
-        counter_id_2: int,
-    ) -> Tensor:
-        weight_fp8_0, weight_fp8_1, weight_fp8_2 = Quantized.each(
-            fused.quantize_weights([weight_0, weight_1, weight_2])
-        )
-        x_fp8_0, pre_mean, pre_rstd = Quantized.first(fused.layer_norm_e4m3(x, pre_norm_weight, pre_norm_bias))
-        y_0 = dispatch.scaled_mm(
-            x_fp8_0.data, x_fp8_0.scale, weight_fp8_0.data, weight_fp8_0.scale, *ROWWISE, dtype, False, counter_id_0
-        )
-        x_fp8_1, mean_0, rstd_0 = Quantized.first(
-            fused.add_layer_norm_silu_e4m3(y_0, bias_0, norm_weight_0, norm_bias_0)
-        )
-        y_1 = dispatch.scaled_mm(
-            x_fp8_1.data, x_fp8_1.scale, weight_fp8_1.data, weight_fp8_1.scale, *ROWWISE, dtype, False, counter_id_1
-        )
-        x_fp8_2, mean_1, rstd_1 = Quantized.first(
-            fused.add_layer_norm_silu_e4m3(y_1, bias_1, norm_weight_1, norm_bias_1)
-        )
-        y_2 = dispatch.scaled_mm(
-            x_fp8_2.data,
-            x_fp8_2.scale,
-            weight_fp8_2.data,
-            weight_fp8_2.scale,
-            *ROWWISE,
-            dtype,
-            False,
-            counter_id_2,
-            bias_2.to(dtype),
-        )
-        dispatch.save_for_backward(
-            ctx,
-            (x, pre_norm_weight, pre_norm_bias, pre_mean, pre_rstd),
-            (x_fp8_0, weight_fp8_0, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0),
-            (x_fp8_1, weight_fp8_1, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1),
-            (x_fp8_2, weight_fp8_2, bias_2),
-            unchanged=(weight_0, weight_1, weight_2),
-        )
-        ctx.dtypes = (dtype, weight_0.dtype, weight_1.dtype, weight_2.dtype)
-        ctx.counter_ids = (counter_id_0, counter_id_1, counter_id_2)
-        return y_2
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (
-            (x, pre_norm_weight, pre_norm_bias, pre_mean, pre_rstd),
-            (x_fp8_0, weight_fp8_0, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0),
-            (x_fp8_1, weight_fp8_1, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1),
-            (x_fp8_2, weight_fp8_2, bias_2),
-        ) = dispatch.saved(ctx)
-        dtype, weight_dtype_0, weight_dtype_1, weight_dtype_2 = ctx.dtypes
-        counter_id_0, counter_id_1, counter_id_2 = ctx.counter_ids
-        dweight_0 = dweight_1 = dweight_2 = None
-        # Linear 2.
-        dy_fp8, bias_2_sums = Quantized.first(fused.add_backward_e4m3(grad))
-        del grad
-        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose(
-            [*dy_fp8, *x_fp8_2, *weight_fp8_2]
-        )
-        grad = dispatch.scaled_mm(
-            dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, dtype, False, counter_id_2 + 1
-        )
-        if ctx.needs_input_grad[11]:
-            dweight_2 = dispatch.scaled_mm(
-                dy_fp8_t, dy_scale_t[:1], x_fp8_t, x_scale_t[:1], *TENSORWISE, weight_dtype_2, False, counter_id_2 + 2
-            )
-        del x_fp8_2, weight_fp8_2, dy_fp8, weight_fp8_t, dy_fp8_t, x_fp8_t
-        # Linear 1.
-        dy_fp8, norm_weight_1_sums, norm_bias_1_sums, bias_1_sums = Quantized.first(
-            fused.add_layer_norm_silu_backward_e4m3(grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1)
-        )
-        del grad
-        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose(
-            [*dy_fp8, *x_fp8_1, *weight_fp8_1]
-        )
-        grad = dispatch.scaled_mm(
-            dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, dtype, False, counter_id_1 + 1
-        )
-        if ctx.needs_input_grad[7]:
-            dweight_1 = dispatch.scaled_mm(
-                dy_fp8_t, dy_scale_t[:1], x_fp8_t, x_scale_t[:1], *TENSORWISE, weight_dtype_1, False, counter_id_1 + 2
-            )
-        del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_fp8_t, dy_fp8_t, x_fp8_t
-        # Linear 0.
-        dy_fp8, norm_weight_0_sums, norm_bias_0_sums, bias_0_sums = Quantized.first(
-            fused.add_layer_norm_silu_backward_e4m3(grad, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0)
-        )
-        del grad
-        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose(
-            [*dy_fp8, *x_fp8_0, *weight_fp8_0]
-        )
-        grad = dispatch.scaled_mm(
-            dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, dtype, False, counter_id_0 + 1
-        )
-        if ctx.needs_input_grad[3]:
-            dweight_0 = dispatch.scaled_mm(
-                dy_fp8_t, dy_scale_t[:1], x_fp8_t, x_scale_t[:1], *TENSORWISE, weight_dtype_0, False, counter_id_0 + 2
-            )
-        dbias_2, dbias_1, dnorm_weight_1, dnorm_bias_1, dbias_0, dnorm_weight_0 = dispatch.reduced(
-            fused.reduce,
-            [bias_2_sums, bias_1_sums, norm_weight_1_sums, norm_bias_1_sums, bias_0_sums, norm_weight_0_sums],
-            [bias_2.dtype, bias_1.dtype, norm_weight_1.dtype, norm_bias_1.dtype, bias_0.dtype, norm_weight_0.dtype],
-        )
-        del bias_2_sums, bias_1_sums, norm_weight_1_sums, norm_bias_1_sums, bias_0_sums, norm_weight_0_sums
-        dx, pre_norm_weight_sums, pre_norm_bias_sums = fused.layer_norm_backward(
-            grad, x, pre_norm_weight, pre_mean, pre_rstd
-        )
-        dx = dx.to(x.dtype)
-        dnorm_bias_0, dpre_norm_weight, dpre_norm_bias = dispatch.reduced(
-            fused.reduce,
-            [norm_bias_0_sums, pre_norm_weight_sums, pre_norm_bias_sums],
-            [norm_bias_0.dtype, pre_norm_weight.dtype, pre_norm_bias.dtype],
-        )
-        return (
-            *(dx, dpre_norm_weight, dpre_norm_bias),
-            *(dweight_0, dbias_0, dnorm_weight_0, dnorm_bias_0),
-            *(dweight_1, dbias_1, dnorm_weight_1, dnorm_bias_1),
-            *(dweight_2, dbias_2),
-            *(None, None, None, None),
-        )
+    return run(EMBED_DENSE_0, fused, (x,), (), (linear,))
 
 
 def layers_fmb(
-    x: Tensor,
-    pre_norm_weight: Tensor,
-    pre_norm_bias: Tensor,
-    weight_0: Tensor,
-    bias_0: Tensor,
-    norm_weight_0: Tensor,
-    norm_bias_0: Tensor,
-    weight_1: Tensor,
-    bias_1: Tensor,
-    norm_weight_1: Tensor,
-    norm_bias_1: Tensor,
-    weight_2: Tensor,
-    bias_2: Tensor,
-    counter_id_0: int,
-    counter_id_1: int,
-    counter_id_2: int,
+    x: Tensor, norm: Tensors, linear_0: Tensors, linear_1: Tensors, linear_2: Tensors, *counter_ids: int
 ) -> Tensor:
     """layer_norm -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear: x (..., 128), weight_0
-    (256, 128), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). GEMMs count under their counter ids."""
-    if dispatch.is_empty(x):
-        y = torch.nn.functional.layer_norm(x, (128,), pre_norm_weight, pre_norm_bias, 1e-05)
-        y = torch.nn.functional.linear(y, weight_0, bias_0)
-        y = torch.nn.functional.layer_norm(y, (256,), norm_weight_0, norm_bias_0, 1e-05)
-        y = torch.nn.functional.silu(y)
-        y = torch.nn.functional.linear(y, weight_1, bias_1)
-        y = torch.nn.functional.layer_norm(y, (256,), norm_weight_1, norm_bias_1, 1e-05)
-        y = torch.nn.functional.silu(y)
-        return torch.nn.functional.linear(y, weight_2, bias_2)
-    dtype = dispatch.output_dtype(x, weight_0, weight_1, weight_2)
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    y = LayersFmbFunction.apply(
-        *(rows, pre_norm_weight, pre_norm_bias),
-        *(weight_0, bias_0, norm_weight_0, norm_bias_0),
-        *(weight_1, bias_1, norm_weight_1, norm_bias_1),
-        *(weight_2, bias_2),
-        dtype,
-        *(counter_id_0, counter_id_1, counter_id_2),
-    )
-    return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 256)
+    (256, 128), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256).
+
+    layers.0.fmb, layers.1.fmb, layers.2.fmb. GEMMs: fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3
+    rowwise with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
+    """
+    return run(LAYERS_FMB, fused, (x,), norm, (linear_0, linear_1, linear_2), *counter_ids)
 
 
-class HeadMlpFunction(torch.autograd.Function):
-    """head.mlp: linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu.
+def head_mlp(x: Tensor, linear_0: Tensors, linear_1: Tensors, linear_2: Tensors, *counter_ids: int) -> Tensor:
+    """linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu: x (..., 512),
+    weight_0 (256, 512), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256).
 
-    GEMMs: fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a
+    head.mlp. GEMMs: fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a
     transposed copy; wgrad in transposed copies, tensorwise.
     """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight_0: Tensor,
-        bias_0: Tensor,
-        norm_weight_0: Tensor,
-        norm_bias_0: Tensor,
-        weight_1: Tensor,
-        bias_1: Tensor,
-        norm_weight_1: Tensor,
-        norm_bias_1: Tensor,
-        weight_2: Tensor,
-        bias_2: Tensor,
-        norm_weight_2: Tensor,
-        norm_bias_2: Tensor,
-        dtype: torch.dtype,
-        counter_id_0: int,
-        counter_id_1: int,
-        counter_id_2: int,
-    ) -> Tensor:
-        weight_fp8_0, weight_fp8_1, weight_fp8_2 = Quantized.each(
-            fused.quantize_weights([weight_0, weight_1, weight_2])
-        )
-        x_fp8_0 = Quantized(*fused.quantize_e4m3(x))
-        y_0 = dispatch.scaled_mm(
-            x_fp8_0.data, x_fp8_0.scale, weight_fp8_0.data, weight_fp8_0.scale, *ROWWISE, dtype, False, counter_id_0
-        )
-        x_fp8_1, mean_0, rstd_0 = Quantized.first(
-            fused.add_layer_norm_silu_e4m3(y_0, bias_0, norm_weight_0, norm_bias_0)
-        )
-        y_1 = dispatch.scaled_mm(
-            x_fp8_1.data, x_fp8_1.scale, weight_fp8_1.data, weight_fp8_1.scale, *ROWWISE, dtype, False, counter_id_1
-        )
-        x_fp8_2, mean_1, rstd_1 = Quantized.first(
-            fused.add_layer_norm_silu_e4m3(y_1, bias_1, norm_weight_1, norm_bias_1)
-        )
-        y_2 = dispatch.scaled_mm(
-            x_fp8_2.data, x_fp8_2.scale, weight_fp8_2.data, weight_fp8_2.scale, *ROWWISE, dtype, False, counter_id_2
-        )
-        out, mean_2, rstd_2 = fused.add_layer_norm_silu(y_2, bias_2, norm_weight_2, norm_bias_2, dtype)
-        dispatch.save_for_backward(
-            ctx,
-            (x_fp8_0, weight_fp8_0, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0),
-            (x_fp8_1, weight_fp8_1, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1),
-            (x_fp8_2, weight_fp8_2, y_2, bias_2, norm_weight_2, norm_bias_2, mean_2, rstd_2),
-            unchanged=(weight_0, weight_1, weight_2),
-        )
-        ctx.dtypes = (dtype, x.dtype, weight_0.dtype, weight_1.dtype, weight_2.dtype)
-        ctx.counter_ids = (counter_id_0, counter_id_1, counter_id_2)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (
-            (x_fp8_0, weight_fp8_0, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0),
-            (x_fp8_1, weight_fp8_1, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1),
-            (x_fp8_2, weight_fp8_2, y_2, bias_2, norm_weight_2, norm_bias_2, mean_2, rstd_2),
-        ) = dispatch.saved(ctx)
-        dtype, x_dtype, weight_dtype_0, weight_dtype_1, weight_dtype_2 = ctx.dtypes
-        counter_id_0, counter_id_1, counter_id_2 = ctx.counter_ids
-        dx = dweight_0 = dweight_1 = dweight_2 = None
-        # Linear 2.
-        dy_fp8, norm_weight_2_sums, norm_bias_2_sums, bias_2_sums = Quantized.first(
-            fused.add_layer_norm_silu_backward_e4m3(grad, y_2, bias_2, norm_weight_2, norm_bias_2, mean_2, rstd_2)
-        )
-        del grad
-        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose(
-            [*dy_fp8, *x_fp8_2, *weight_fp8_2]
-        )
-        grad = dispatch.scaled_mm(
-            dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, dtype, False, counter_id_2 + 1
-        )
-        if ctx.needs_input_grad[9]:
-            dweight_2 = dispatch.scaled_mm(
-                dy_fp8_t, dy_scale_t[:1], x_fp8_t, x_scale_t[:1], *TENSORWISE, weight_dtype_2, False, counter_id_2 + 2
-            )
-        del x_fp8_2, weight_fp8_2, y_2, dy_fp8, weight_fp8_t, dy_fp8_t, x_fp8_t
-        # Linear 1.
-        dy_fp8, norm_weight_1_sums, norm_bias_1_sums, bias_1_sums = Quantized.first(
-            fused.add_layer_norm_silu_backward_e4m3(grad, y_1, bias_1, norm_weight_1, norm_bias_1, mean_1, rstd_1)
-        )
-        del grad
-        dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose(
-            [*dy_fp8, *x_fp8_1, *weight_fp8_1]
-        )
-        grad = dispatch.scaled_mm(
-            dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, dtype, False, counter_id_1 + 1
-        )
-        if ctx.needs_input_grad[5]:
-            dweight_1 = dispatch.scaled_mm(
-                dy_fp8_t, dy_scale_t[:1], x_fp8_t, x_scale_t[:1], *TENSORWISE, weight_dtype_1, False, counter_id_1 + 2
-            )
-        del x_fp8_1, weight_fp8_1, y_1, dy_fp8, weight_fp8_t, dy_fp8_t, x_fp8_t
-        dbias_2, dnorm_weight_2, dnorm_bias_2, dbias_1, dnorm_weight_1, dnorm_bias_1 = dispatch.reduced(
-            fused.reduce,
-            [bias_2_sums, norm_weight_2_sums, norm_bias_2_sums, bias_1_sums, norm_weight_1_sums, norm_bias_1_sums],
-            [
-                bias_2.dtype,
-                norm_weight_2.dtype,
-                norm_bias_2.dtype,
-                bias_1.dtype,
-                norm_weight_1.dtype,
-                norm_bias_1.dtype,
-            ],
-        )
-        del bias_2_sums, norm_weight_2_sums, norm_bias_2_sums, bias_1_sums, norm_weight_1_sums, norm_bias_1_sums
-        # Linear 0.
-        dy_fp8, norm_weight_0_sums, norm_bias_0_sums, bias_0_sums = Quantized.first(
-            fused.add_layer_norm_silu_backward_e4m3(grad, y_0, bias_0, norm_weight_0, norm_bias_0, mean_0, rstd_0)
-        )
-        del grad
-        if ctx.needs_input_grad[0]:
-            dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t, weight_fp8_t, weight_scale_t = fused.requantize_transpose(
-                [*dy_fp8, *x_fp8_0, *weight_fp8_0]
-            )
-            dx = dispatch.scaled_mm(
-                dy_fp8.data, dy_fp8.scale, weight_fp8_t, weight_scale_t, *ROWWISE, x_dtype, False, counter_id_0 + 1
-            )
-        else:
-            dy_fp8_t, dy_scale_t, x_fp8_t, x_scale_t = fused.requantize_transpose([*dy_fp8, *x_fp8_0])
-        if ctx.needs_input_grad[1]:
-            dweight_0 = dispatch.scaled_mm(
-                dy_fp8_t, dy_scale_t[:1], x_fp8_t, x_scale_t[:1], *TENSORWISE, weight_dtype_0, False, counter_id_0 + 2
-            )
-        dbias_0, dnorm_weight_0, dnorm_bias_0 = dispatch.reduced(
-            fused.reduce,
-            [bias_0_sums, norm_weight_0_sums, norm_bias_0_sums],
-            [bias_0.dtype, norm_weight_0.dtype, norm_bias_0.dtype],
-        )
-        return (
-            dx,
-            *(dweight_0, dbias_0, dnorm_weight_0, dnorm_bias_0),
-            *(dweight_1, dbias_1, dnorm_weight_1, dnorm_bias_1),
-            *(dweight_2, dbias_2, dnorm_weight_2, dnorm_bias_2),
-            *(None, None, None, None),
-        )
+    return run(HEAD_MLP, fused, (x,), (), (linear_0, linear_1, linear_2), *counter_ids)
 
 
-def head_mlp(
-    x: Tensor,
-    weight_0: Tensor,
-    bias_0: Tensor,
-    norm_weight_0: Tensor,
-    norm_bias_0: Tensor,
-    weight_1: Tensor,
-    bias_1: Tensor,
-    norm_weight_1: Tensor,
-    norm_bias_1: Tensor,
-    weight_2: Tensor,
-    bias_2: Tensor,
-    norm_weight_2: Tensor,
-    norm_bias_2: Tensor,
-    counter_id_0: int,
-    counter_id_1: int,
-    counter_id_2: int,
-) -> Tensor:
-    """linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu: x (..., 512),
-    weight_0 (256, 512), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). GEMMs count under their counter ids."""
-    if dispatch.is_empty(x):
-        y = torch.nn.functional.linear(x, weight_0, bias_0)
-        y = torch.nn.functional.layer_norm(y, (256,), norm_weight_0, norm_bias_0, 1e-05)
-        y = torch.nn.functional.silu(y)
-        y = torch.nn.functional.linear(y, weight_1, bias_1)
-        y = torch.nn.functional.layer_norm(y, (256,), norm_weight_1, norm_bias_1, 1e-05)
-        y = torch.nn.functional.silu(y)
-        y = torch.nn.functional.linear(y, weight_2, bias_2)
-        y = torch.nn.functional.layer_norm(y, (256,), norm_weight_2, norm_bias_2, 1e-05)
-        return torch.nn.functional.silu(y)
-    dtype = dispatch.output_dtype(x, weight_0, weight_1, weight_2)
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    y = HeadMlpFunction.apply(
-        rows,
-        *(weight_0, bias_0, norm_weight_0, norm_bias_0),
-        *(weight_1, bias_1, norm_weight_1, norm_bias_1),
-        *(weight_2, bias_2, norm_weight_2, norm_bias_2),
-        dtype,
-        *(counter_id_0, counter_id_1, counter_id_2),
-    )
-    return y if x.dim() == 2 else y.reshape(*x.shape[:-1], 256)
+def embed_dense_0_frozen(x: Tensor, linear: Tensors) -> Tensor:
+    """linear -> layer_norm -> silu: x (..., 13), weight (64, 13) -> (..., 64). It gives no gradients.
 
-
-def embed_dense_0_frozen(x: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor) -> Tensor:
-    """linear -> layer_norm -> silu: x (..., 13), weight (64, 13) -> (..., 64). It gives no gradients."""
-    dtype = dispatch.output_dtype(x)
-    if dispatch.is_empty(x):
-        return dispatch.without_elements(x, 13, 64, dtype)
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    h = rows.to(dtype)
-    y = torch.nn.functional.linear(h, weight.to(dtype))
-    out = fused.add_layer_norm_silu_inference(y, bias, norm_weight, norm_bias, dtype)
-    return out if x.dim() == 2 else out.reshape(*x.shape[:-1], 64)
+    embed.dense.0. GEMMs: fprop, dgrad, wgrad in the model's dtype.
+    """
+    return run_frozen(EMBED_DENSE_0, fused, (x,), (), (linear,))
 
 
 def layers_fmb_frozen(
-    x: Tensor,
-    pre_norm_weight: Tensor,
-    pre_norm_bias: Tensor,
-    weight_0: Tensor,
-    scale_0: Tensor,
-    bias_0: Tensor,
-    norm_weight_0: Tensor,
-    norm_bias_0: Tensor,
-    weight_1: Tensor,
-    scale_1: Tensor,
-    bias_1: Tensor,
-    norm_weight_1: Tensor,
-    norm_bias_1: Tensor,
-    weight_2: Tensor,
-    scale_2: Tensor,
-    bias_2: Tensor,
-    counter_id_0: int,
-    counter_id_1: int,
-    counter_id_2: int,
+    x: Tensor, norm: Tensors, linear_0: Tensors, linear_1: Tensors, linear_2: Tensors, *counter_ids: int
 ) -> Tensor:
     """layer_norm -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear: x (..., 128), weight_0
-    (256, 128), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). It gives no gradients."""
-    dtype = dispatch.output_dtype(x)
-    if dispatch.is_empty(x):
-        return dispatch.without_elements(x, 128, 256, dtype)
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    x_fp8_0, x_scale_0, _ = fused.layer_norm_e4m3_inference(rows, pre_norm_weight, pre_norm_bias)
-    y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, *ROWWISE, dtype, False, counter_id_0)
-    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_inference(y_0, bias_0, norm_weight_0, norm_bias_0)
-    y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, *ROWWISE, dtype, False, counter_id_1)
-    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_inference(y_1, bias_1, norm_weight_1, norm_bias_1)
-    y_2 = dispatch.scaled_mm(
-        x_fp8_2, x_scale_2, weight_2, scale_2, *ROWWISE, dtype, False, counter_id_2, bias_2.to(dtype)
-    )
-    return y_2 if x.dim() == 2 else y_2.reshape(*x.shape[:-1], 256)
+    (256, 128), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). It gives no gradients.
+
+    layers.0.fmb, layers.1.fmb, layers.2.fmb. GEMMs: fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3
+    rowwise with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
+    """
+    return run_frozen(LAYERS_FMB, fused, (x,), norm, (linear_0, linear_1, linear_2), *counter_ids)
 
 
-def head_mlp_frozen(
-    x: Tensor,
-    weight_0: Tensor,
-    scale_0: Tensor,
-    bias_0: Tensor,
-    norm_weight_0: Tensor,
-    norm_bias_0: Tensor,
-    weight_1: Tensor,
-    scale_1: Tensor,
-    bias_1: Tensor,
-    norm_weight_1: Tensor,
-    norm_bias_1: Tensor,
-    weight_2: Tensor,
-    scale_2: Tensor,
-    bias_2: Tensor,
-    norm_weight_2: Tensor,
-    norm_bias_2: Tensor,
-    counter_id_0: int,
-    counter_id_1: int,
-    counter_id_2: int,
-) -> Tensor:
+def head_mlp_frozen(x: Tensor, linear_0: Tensors, linear_1: Tensors, linear_2: Tensors, *counter_ids: int) -> Tensor:
     """linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu: x (..., 512),
-    weight_0 (256, 512), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). It gives no gradients."""
-    dtype = dispatch.output_dtype(x)
-    if dispatch.is_empty(x):
-        return dispatch.without_elements(x, 512, 256, dtype)
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    x_fp8_0, x_scale_0, _ = fused.quantize_e4m3(rows)
-    y_0 = dispatch.scaled_mm(x_fp8_0, x_scale_0, weight_0, scale_0, *ROWWISE, dtype, False, counter_id_0)
-    x_fp8_1, x_scale_1, _ = fused.add_layer_norm_silu_e4m3_inference(y_0, bias_0, norm_weight_0, norm_bias_0)
-    y_1 = dispatch.scaled_mm(x_fp8_1, x_scale_1, weight_1, scale_1, *ROWWISE, dtype, False, counter_id_1)
-    x_fp8_2, x_scale_2, _ = fused.add_layer_norm_silu_e4m3_inference(y_1, bias_1, norm_weight_1, norm_bias_1)
-    y_2 = dispatch.scaled_mm(x_fp8_2, x_scale_2, weight_2, scale_2, *ROWWISE, dtype, False, counter_id_2)
-    out = fused.add_layer_norm_silu_inference(y_2, bias_2, norm_weight_2, norm_bias_2, dtype)
-    return out if x.dim() == 2 else out.reshape(*x.shape[:-1], 256)
+    weight_0 (256, 512), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). It gives no gradients.
+
+    head.mlp. GEMMs: fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a
+    transposed copy; wgrad in transposed copies, tensorwise.
+    """
+    return run_frozen(HEAD_MLP, fused, (x,), (), (linear_0, linear_1, linear_2), *counter_ids)
 
 
 class LayersFmInteractionFunction(torch.autograd.Function):

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "0fb8ed56d5f0c545d2c7db5a6707be6609881a1714ebb24102e2492e97414faa"
+STAMP = "20f15d8d25656292d50088cde01281f80f6c535fad16573915d24f4b4a68e4a1"
 
 
 class EmbedDense(dispatch.Bound):
@@ -29,7 +29,7 @@ class EmbedDense(dispatch.Bound):
 
     def forward(self, input: Tensor) -> Any:
         # from 0, 1, 2
-        v_2 = kernels.embed_dense_0(input, self[0].weight, self[0].bias, self[1].weight, self[1].bias)
+        v_2 = kernels.embed_dense_0(input, (self[0].weight, self[0].bias, self[1].weight, self[1].bias))
         return self[3](v_2)
 
 
@@ -47,7 +47,7 @@ class EmbedDenseFrozen(dispatch.Bound):
 
     def forward(self, input: Tensor) -> Any:
         # from 0, 1, 2
-        v_2 = kernels.embed_dense_0_frozen(input, self[0].weight, self[0].bias, self[1].weight, self[1].bias)
+        v_2 = kernels.embed_dense_0_frozen(input, (self[0].weight, self[0].bias, self[1].weight, self[1].bias))
         return self[3](v_2)
 
 
@@ -75,18 +75,10 @@ class Layers(dispatch.Bound):
         # from fmb_norm, fmb.0, fmb.1, fmb.2, fmb.3, fmb.4, fmb.5, fmb.6
         fmb_6 = kernels.layers_fmb(
             flatten,
-            self.fmb_norm.weight,
-            self.fmb_norm.bias,
-            self.fmb[0].weight,
-            self.fmb[0].bias,
-            self.fmb[1].weight,
-            self.fmb[1].bias,
-            self.fmb[3].weight,
-            self.fmb[3].bias,
-            self.fmb[4].weight,
-            self.fmb[4].bias,
-            self.fmb[6].weight,
-            self.fmb[6].bias,
+            (self.fmb_norm.weight, self.fmb_norm.bias),
+            (self.fmb[0].weight, self.fmb[0].bias, self.fmb[1].weight, self.fmb[1].bias),
+            (self.fmb[3].weight, self.fmb[3].bias, self.fmb[4].weight, self.fmb[4].bias),
+            (self.fmb[6].weight, self.fmb[6].bias),
             self.loka.counter_id(1),
             self.loka.counter_id(2),
             self.loka.counter_id(3),
@@ -127,21 +119,10 @@ class LayersFrozen(dispatch.Bound):
         # from fmb_norm, fmb.0, fmb.1, fmb.2, fmb.3, fmb.4, fmb.5, fmb.6
         fmb_6 = kernels.layers_fmb_frozen(
             flatten,
-            self.fmb_norm.weight,
-            self.fmb_norm.bias,
-            self.loka_weight_1,
-            self.loka_scale_1,
-            self.fmb[0].bias,
-            self.fmb[1].weight,
-            self.fmb[1].bias,
-            self.loka_weight_2,
-            self.loka_scale_2,
-            self.fmb[3].bias,
-            self.fmb[4].weight,
-            self.fmb[4].bias,
-            self.loka_weight_3,
-            self.loka_scale_3,
-            self.fmb[6].bias,
+            (self.fmb_norm.weight, self.fmb_norm.bias),
+            (self.loka_weight_1, self.loka_scale_1, self.fmb[0].bias, self.fmb[1].weight, self.fmb[1].bias),
+            (self.loka_weight_2, self.loka_scale_2, self.fmb[3].bias, self.fmb[4].weight, self.fmb[4].bias),
+            (self.loka_weight_3, self.loka_scale_3, self.fmb[6].bias),
             self.loka.counter_id(1),
             self.loka.counter_id(2),
             self.loka.counter_id(3),
@@ -168,18 +149,9 @@ class Head(dispatch.Bound):
         # from mlp.0, mlp.1, mlp.2, mlp.3, mlp.4, mlp.5, mlp.6, norm, silu
         silu = kernels.head_mlp(
             input,
-            self.mlp[0].weight,
-            self.mlp[0].bias,
-            self.mlp[1].weight,
-            self.mlp[1].bias,
-            self.mlp[3].weight,
-            self.mlp[3].bias,
-            self.mlp[4].weight,
-            self.mlp[4].bias,
-            self.mlp[6].weight,
-            self.mlp[6].bias,
-            self.norm.weight,
-            self.norm.bias,
+            (self.mlp[0].weight, self.mlp[0].bias, self.mlp[1].weight, self.mlp[1].bias),
+            (self.mlp[3].weight, self.mlp[3].bias, self.mlp[4].weight, self.mlp[4].bias),
+            (self.mlp[6].weight, self.mlp[6].bias, self.norm.weight, self.norm.bias),
             self.loka.counter_id(0),
             self.loka.counter_id(1),
             self.loka.counter_id(2),
@@ -209,21 +181,9 @@ class HeadFrozen(dispatch.Bound):
         # from mlp.0, mlp.1, mlp.2, mlp.3, mlp.4, mlp.5, mlp.6, norm, silu
         silu = kernels.head_mlp_frozen(
             input,
-            self.loka_weight_0,
-            self.loka_scale_0,
-            self.mlp[0].bias,
-            self.mlp[1].weight,
-            self.mlp[1].bias,
-            self.loka_weight_1,
-            self.loka_scale_1,
-            self.mlp[3].bias,
-            self.mlp[4].weight,
-            self.mlp[4].bias,
-            self.loka_weight_2,
-            self.loka_scale_2,
-            self.mlp[6].bias,
-            self.norm.weight,
-            self.norm.bias,
+            (self.loka_weight_0, self.loka_scale_0, self.mlp[0].bias, self.mlp[1].weight, self.mlp[1].bias),
+            (self.loka_weight_1, self.loka_scale_1, self.mlp[3].bias, self.mlp[4].weight, self.mlp[4].bias),
+            (self.loka_weight_2, self.loka_scale_2, self.mlp[6].bias, self.norm.weight, self.norm.bias),
             self.loka.counter_id(0),
             self.loka.counter_id(1),
             self.loka.counter_id(2),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "0fb8ed56d5f0c545d2c7db5a6707be6609881a1714ebb24102e2492e97414faa"
+STAMP = "20f15d8d25656292d50088cde01281f80f6c535fad16573915d24f4b4a68e4a1"
 
 
 @triton.jit

@@ -36,6 +36,9 @@ RESERVED = frozenset(
         "apply",
         "ctx",
         "once_differentiable",
+        "run",
+        "run_frozen",
+        "constant",
     }
 )
 _CLASS = re.compile(r"[A-Z][A-Za-z0-9]{0,79}")

@@ -17,14 +17,11 @@ from loka.dispatch.dispatch_errors import (
 )
 from loka.dispatch.patch import Patch, patch_of
 from loka.dispatch.runtime import (
-    Quantized,
     is_empty,
     joined_dtype,
     output_dtype,
     reduced,
     rows,
-    save_for_backward,
-    saved,
     saved_tensors,
     summed_dtype,
     without_elements,
@@ -52,7 +49,6 @@ __all__ = [
     "Overflow",
     "Patch",
     "PlannedCall",
-    "Quantized",
     "StaticScale",
     "VerifyError",
     "adapt",
@@ -67,8 +63,6 @@ __all__ = [
     "patch_of",
     "reduced",
     "rows",
-    "save_for_backward",
-    "saved",
     "saved_tensors",
     "scaled_mm",
     "summed_dtype",

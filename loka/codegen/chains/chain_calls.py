@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from loka.codegen.chains.chain_shapes import KNOWN, ChainShape, chain_shape, fits
 from loka.codegen.chains.static_operands import arguments as known_arguments
 from loka.codegen.chains.static_operands import without_maxima
+from loka.codegen.layout import tuple_of
 from loka.codegen.modules import statement_text
 from loka.codegen.modules.linear_recipes import SiteRecipe, site_recipe
 from loka.errors import LokaError
@@ -148,9 +149,10 @@ def site_call(forward: ForwardIR, place: int) -> SiteCall:
 def chain_arguments(
     forward: ForwardIR, planned: PlannedChain, scope: statement_text.NameScope, frozen: bool
 ) -> list[str]:
-    """Arguments of a chain's function; `frozen` weights are read from the module's buffers."""
+    """Arguments of a chain's function, a tuple for each linear; `frozen` weights are the module's buffers."""
     chain, shape = planned.chain, planned.shape
-    arguments: list[str] = []
+    groups: list[list[str]] = []
+    around: list[str] = []
 
     def name(ref: Ref) -> str:
         # A local that is unknown here is internal to the chain: the input of a linear, which no argument below reads.
@@ -159,20 +161,22 @@ def chain_arguments(
 
     for stage, number in zip(chain.stages, planned.sites, strict=True):
         call = site_call(forward, stage.linear)
-        bare = unpadded(call) if shape.stages[0].given and not arguments else None
+        bare = unpadded(call) if shape.stages[0].given and not groups else None
         if bare is not None:
             call = replace(call, x=bare.x, weight=bare.weight)
         parts = statement_text.linear_text(call, name)
-        if not arguments:
+        if not groups:
             x = parts.x if stage.before is None else scope.text(forward.statements[chain.first].operands[0])
-            arguments += [x, *map(scope.text, planned.others), *_norm_texts(stage.before, scope)]
+            before = _norm_texts(stage.before, scope)
+            around = [x, *map(scope.text, planned.others), *([tuple_of(before)] if before else [])]
         kept = frozen and shape.fp8
-        arguments += [f"self.loka_weight_{number}", f"self.loka_scale_{number}"] if kept else [parts.weight]
-        arguments += [parts.bias] if parts.bias is not None else []
-        arguments += _norm_texts(stage.after, scope)
-        arguments += known_arguments(number, frozen) if shape.known else []
+        group = [f"self.loka_weight_{number}", f"self.loka_scale_{number}"] if kept else [parts.weight]
+        group += [parts.bias] if parts.bias is not None else []
+        group += _norm_texts(stage.after, scope)
+        group += known_arguments(number, frozen) if shape.known else []
+        groups.append(group)
     ticks = planned.sites if shape.fp8 else ()
-    return [*arguments, *(f"self.loka.counter_id({number})" for number in ticks)]
+    return [*around, *map(tuple_of, groups), *(f"self.loka.counter_id({number})" for number in ticks)]
 
 
 def _norm_texts(norm: ChainNorm | None, scope: statement_text.NameScope) -> list[str]:

@@ -1,18 +1,50 @@
-"""The chains of a package: an autograd function for each shape, its wrapper, and a function for frozen weights."""
+"""The chains of a package: the values that stand for each, and the functions that run them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 
-from loka.codegen.chains.chain_backward import ChainBackward, argument_width
-from loka.codegen.chains.chain_forward import ChainForward, sums_dtype, torch_steps
-from loka.codegen.chains.chain_names import ChainNames
 from loka.codegen.chains.chain_shapes import ChainShape
-from loka.codegen.chains.chain_views import ChainView, FrozenChainView, has_operands, kernels_of, scalings_of
+from loka.codegen.chains.chain_stages import ChainStages, argument_width
+from loka.codegen.layout import literal, tuple_of
 from loka.codegen.modules.linear_recipes import recipe_label
-from loka.codegen.names import Layers, Names, class_of, listed
+from loka.codegen.names import Layers, Names, listed
+from loka.kernels.chain_values import Chain, Stage, StageGemms
 from loka.kernels.fused.rendering import AnySpec
+
+
+@dataclass(frozen=True, slots=True)
+class ChainFunctionView:
+    """View of a function that runs a chain, for templates/chain.py.j2."""
+
+    name: str
+    constant: str  # the chain
+    frozen: bool
+    layers: str  # the model's layers that call it
+    steps: tuple[str, ...]  # layer_norm, linear, silu
+    sizes: str  # "x (..., 512), weight (2048, 512)"
+    width: int  # of the result
+    recipe: str  # of the GEMMs
+    parameters: dict[str, str]  # name -> type
+    matrices: tuple[str, ...]  # x and the arguments that stages multiply by or add
+    norm: str  # parameters of the norm before the first linear
+    linears: tuple[str, ...]
+    fp8: bool  # GEMMs count
+
+
+@dataclass(frozen=True, slots=True)
+class ChainsView:
+    """View of all chains: constants by name, as Python, and functions."""
+
+    constants: dict[str, str]
+    chains: dict[str, str]
+    trained: tuple[ChainFunctionView, ...]
+    frozen: tuple[ChainFunctionView, ...]
+    classes: tuple[str, ...]  # that the constants call
+
+    def __bool__(self) -> bool:
+        return bool(self.chains)
 
 
 class Chains:
@@ -22,126 +54,121 @@ class Chains:
         self._names = names
         self._function_names: dict[ChainShape, str] = {}
         self._layers: dict[ChainShape, dict[str, None]] = {}
-        self._trained: dict[ChainShape, str] = {}  # shape -> name of the class
+        self._trained: dict[ChainShape, None] = {}
         self._frozen: dict[ChainShape, None] = {}
 
     def function(self, shape: ChainShape, layers: Layers, frozen: bool) -> str:
-        """Register a call; returns the wrapper's name in kernels.py, after the first layers with this shape."""
+        """Register a call; returns the function's name in kernels.py, after the first layers with this shape."""
         if shape not in self._function_names:
             self._function_names[shape] = self._names.first_free((layers.name, layers.longer), ("_frozen",))
         name = self._function_names[shape]
         self._layers.setdefault(shape, {}).update(dict.fromkeys(layers.paths))
-        if frozen:
-            self._frozen.setdefault(shape)
-            return f"{name}_frozen"
-        if shape not in self._trained:
-            self._trained[shape] = self._names.unique(class_of(name))
-        return name
-
-    def views(self) -> tuple[ChainView, ...]:
-        """Views of all registered chains for training."""
-        return tuple(self._view(shape, function) for shape, function in self._trained.items())
-
-    def frozen_views(self) -> tuple[FrozenChainView, ...]:
-        """Views of all registered chains for frozen weights."""
-        return tuple(self._frozen_view(shape) for shape in self._frozen)
+        (self._frozen if frozen else self._trained).setdefault(shape)
+        return f"{name}_frozen" if frozen else name
 
     @property
     def known(self) -> bool:
         """True if any chain has static scales."""
-        return any(shape.known for shape in (*self._trained, *self._frozen))
-
-    @property
-    def scalings(self) -> list[str]:
-        """The scalings that GEMMs of chains read as constants of the module."""
-        return sorted(set().union(*map(scalings_of, (*self.views(), *self.frozen_views()))))
-
-    @property
-    def operands(self) -> bool:
-        """True if any chain has operands in `Quantized`."""
-        return any(map(has_operands, self.views()))
+        return any(shape.known for shape in self._function_names)
 
     def specs(self) -> tuple[AnySpec, ...]:
         """Specs of the kernels that the chains call."""
-        views = (*self.views(), *self.frozen_views())
-        return tuple(dict.fromkeys(spec for view in views for spec in kernels_of(view)))
+        made = [self._stages(shape) for shape in self._function_names]
+        for each in made:
+            each.chain()
+        return tuple(dict.fromkeys(spec for each in made for spec in each.specs))
 
-    def _view(self, shape: ChainShape, function: str) -> ChainView:
-        names = ChainNames(shape)
-        backward = ChainBackward(shape, names)
-        backward_stages, norm = backward.stages(), backward.norm()
-        tensors = names.tensors()
-        return ChainView(
-            **self._common(shape, names, frozen=False),
-            parameters=_typed(tensors, names),
-            function=function,
-            recipe="; ".join(dict.fromkeys(recipe_label(stage.recipe.items()) for stage in shape.stages)),
-            forward_parameters=_typed(tensors, names, {"dtype": "torch.dtype"}),
-            applied=_applied(names),
-            saved=names.saved_groups(),
-            saves_operands=names.saves_operands(),
-            copied_weights=names.copied_weights(),
-            dtypes=names.dtypes(),
-            overflow_stats=tuple(names.overflow_stats()),
-            optional=backward.optional(),
-            backward=backward_stages,
-            norm=norm,
-            reduce=backward.reduce(norm),
-            dx=backward.x(),
-            other_gradients=backward.others(),
-            gradients=backward.gradients(),
-            torch_steps=torch_steps(shape, names),
+    def view(self) -> ChainsView:
+        """View of all chains."""
+        constants = _Constants()
+        names = {shape: constants.reserve(name) for shape, name in self._function_names.items()}
+        chains = {name: constants.chain(self._stages(shape).chain(), shape) for shape, name in names.items()}
+        texts = " ".join([*constants.texts.values(), *chains.values()])
+        return ChainsView(
+            constants.texts,
+            chains,
+            tuple(self._function(shape, names[shape], frozen=False) for shape in self._trained),
+            tuple(self._function(shape, names[shape], frozen=True) for shape in self._frozen),
+            tuple(sorted(set(re.findall(r"\b([A-Z]\w*[a-z])\(", texts)))),
         )
 
-    def _frozen_view(self, shape: ChainShape) -> FrozenChainView:
-        names = ChainNames(shape)
-        parameters = _typed(names.frozen_tensors(), names)
-        return FrozenChainView(**self._common(shape, names, frozen=True), parameters=parameters)
+    def _stages(self, shape: ChainShape) -> ChainStages:
+        return ChainStages(shape, shape in self._trained, shape in self._frozen)
 
-    def _common(self, shape: ChainShape, names: ChainNames, frozen: bool) -> dict[str, Any]:
-        """The fields of both views: the function's name and sizes, and its forward."""
-        x = "rows" if frozen else "x"
-        stages = ChainForward(shape, names, frozen, x)
-        forward = stages.stages()
-        return {
-            "name": self._function_names[shape] + ("_frozen" if frozen else ""),
-            "layers": listed(list(self._layers[shape])),
-            "steps": shape.ops,
-            "sizes": _sizes(shape, names),
-            "k": _input_width(shape),
-            "width": shape.stages[-1].n,
-            "counter_ids": tuple(names.counter_ids()),
-            "others": {other: argument_width(shape, other) for other in shape.others},
-            "x": x,
-            "input": stages.input(),
-            "sums_dtype": sums_dtype(forward, names),
-            "cast_weights": stages.cast_weights(),
-            "forward": forward,
-            "result": names.result,
-        }
+    def _function(self, shape: ChainShape, constant: str, frozen: bool) -> ChainFunctionView:
+        matrices = ("x", *shape.others)
+        before = shape.stages[0].before
+        norm = ("norm",) if before is not None and (before.weight or before.bias) else ()
+        linears = tuple(f"linear{_suffix(shape, index)}" for index in range(len(shape.stages)))
+        return ChainFunctionView(
+            name=self._function_names[shape] + ("_frozen" if frozen else ""),
+            constant=constant,
+            frozen=frozen,
+            layers=listed(list(self._layers[shape])),
+            steps=shape.ops,
+            sizes=_sizes(shape),
+            width=shape.stages[-1].n,
+            recipe="; ".join(dict.fromkeys(recipe_label(stage.recipe.items()) for stage in shape.stages)),
+            parameters=dict.fromkeys(matrices, "Tensor") | dict.fromkeys((*norm, *linears), "Tensors"),
+            matrices=matrices,
+            norm="norm" if norm else "()",
+            linears=linears,
+            fp8=shape.fp8,
+        )
 
 
-def _applied(names: ChainNames) -> tuple[tuple[str, ...], ...]:
-    """The wrapper's arguments for forward: those of the whole chain, of each stage, and the others."""
-    (_, *first), *stages = names.tensor_groups()
-    groups = [["rows", *first], *stages, ["dtype"], names.counter_ids()]
-    return tuple(tuple(group) for group in groups if group)
+class _Constants:
+    """Values of chains as Python; those that chains share, stages and their GEMMs, are constants with names."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self._names = Names(("stamp",))
+        self._found: dict[Stage | StageGemms, str] = {}
+
+    def reserve(self, wanted: str) -> str:
+        """A name of its own for a constant."""
+        return self._names.unique(wanted.lower()).upper()
+
+    def chain(self, chain: Chain, shape: ChainShape) -> str:
+        """A chain whose stages are constants."""
+        for number, stage in enumerate(chain.stages):
+            if stage.gemms != StageGemms():
+                self._name("fp8_gemms", stage.gemms)
+            self._name("_".join([*shape.stages[number].ops, *(["last"] if stage is chain.stages[-1] else [])]), stage)
+        return self._text(chain)
+
+    def _name(self, wanted: str, value: Stage | StageGemms) -> None:
+        if value not in self._found:
+            text = self._text(value)
+            self._found[value] = self.reserve(wanted)
+            self.texts[self._found[value]] = text
+
+    def _text(self, value: object) -> str:
+        """A value as Python, without fields that are as they are by default."""
+        if isinstance(value, Stage | StageGemms) and value in self._found:
+            return self._found[value]
+        if isinstance(value, tuple):
+            return tuple_of([self._text(item) for item in value])
+        if not is_dataclass(value):
+            return literal(value)
+        arguments = []
+        for each in fields(value):
+            given = getattr(value, each.name)
+            if each.init and given != each.default:
+                name = f"{each.name}=" if each.kw_only or each.default is not MISSING else ""
+                arguments.append(name + self._text(given))
+        return f"{type(value).__name__}({', '.join(arguments)})"
 
 
-def _typed(tensors: Sequence[str], names: ChainNames, between: Mapping[str, str] | None = None) -> dict[str, str]:
-    """A function's parameters and their types."""
-    counter_ids = dict.fromkeys(names.counter_ids(), "int")
-    return {**dict.fromkeys(tensors, "Tensor"), **(between or {}), **counter_ids}
+def _suffix(shape: ChainShape, index: int) -> str:
+    return f"_{index}" if len(shape.stages) > 1 else ""
 
 
-def _input_width(shape: ChainShape) -> int:
-    return shape.stages[0].given or shape.stages[0].k
-
-
-def _sizes(shape: ChainShape, names: ChainNames) -> str:
+def _sizes(shape: ChainShape) -> str:
     """The matrix arguments with their sizes: "x (..., 512), weight (2048, 512)"."""
     others = [f"{other} (..., {argument_width(shape, other)})" for other in shape.others]
     weights = [
-        f"weight{names.suffix(index)} ({stage.n}, {stage.given or stage.k})" for index, stage in enumerate(shape.stages)
+        f"weight{_suffix(shape, index)} ({stage.n}, {stage.given or stage.k})"
+        for index, stage in enumerate(shape.stages)
     ]
-    return ", ".join([f"x (..., {_input_width(shape)})", *others, *weights])
+    return ", ".join([f"x (..., {shape.stages[0].given or shape.stages[0].k})", *others, *weights])

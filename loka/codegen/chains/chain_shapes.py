@@ -56,6 +56,13 @@ class StageShape:
         return self.times is not None or self.residual is not None
 
     @property
+    def ops(self) -> tuple[str, ...]:
+        """The operations from its linear on, in order."""
+        found = ["linear", *["times"] * (self.times is not None), *["residual"] * (self.residual is not None)]
+        found += [self.after.kind] if self.after is not None else []
+        return (*found, *([self.activation] if self.activation is not None else []))
+
+    @property
     def keeps_wgrad(self) -> bool:
         """True if only wgrad runs in the model's dtype."""
         return self.recipe.operands.keeps_wgrad
@@ -111,15 +118,8 @@ class ChainShape:
     @property
     def ops(self) -> tuple[str, ...]:
         """The operations in order: ("layer_norm", "linear", "layer_norm", "silu")."""
-        found: list[str] = []
-        for stage in self.stages:
-            found += [stage.before.kind] if stage.before is not None else []
-            found.append("linear")
-            found += ["times"] if stage.times is not None else []
-            found += ["residual"] if stage.residual is not None else []
-            found += [stage.after.kind] if stage.after is not None else []
-            found += [stage.activation] if stage.activation is not None else []
-        return tuple(found)
+        before = [stage.before.kind for stage in self.stages if stage.before is not None]
+        return (*before, *(step for stage in self.stages for step in stage.ops))
 
     def reader(self, index: int) -> int | None:
         """Number of the stage whose residual is the result of stage `index`, or None."""

@@ -24,36 +24,6 @@ class GemmRecipe:
     m_buckets: tuple[tuple[int, str], ...] = ()  # as in a GemmPlan
 
 
-@dataclass(frozen=True, slots=True)
-class GemmView:
-    """An FP8 GEMM without its operands, for the macro `gemm` of templates/chain/calls.j2."""
-
-    operator: str  # "dispatch.scaled_mm"
-    scaling: tuple[str, str]  # of both operands
-    one_scale: tuple[bool, bool]  # for each operand: its first scale applies to all
-    fast: bool  # accumulation
-    m_buckets: str  # literal of the table of kernels by rows of the batch; "" without one
-
-    @property
-    def scalings(self) -> str:
-        """Arguments that name both scalings: equal ones are a constant of the module."""
-        first, second = self.scaling
-        return f"*{first.upper()}" if first == second else f'"{first}", "{second}"'
-
-
-def gemm_view(gemm: Gemm, recipe: GemmRecipe) -> GemmView:
-    """The view of a GEMM: its operator and the arguments other than operands."""
-    first, second = recipe.operands
-    table = "".join(_table(recipe.m_buckets))
-    return GemmView(
-        _function(gemm, recipe),
-        (first.scaling.value, second.scaling.value),
-        (first.reads_first_scale, second.reads_first_scale),
-        recipe.accumulation == Accumulation.FAST,
-        table,
-    )
-
-
 def gemm_call(
     gemm: Gemm, recipe: GemmRecipe, operands: Sequence[str], dtype: str, counter_id: str, bias: str | None = None
 ) -> str:
@@ -64,13 +34,17 @@ def gemm_call(
     return call(_function(gemm, recipe), [*arguments, bias] if bias is not None else arguments)
 
 
+def operator_name(gemm: Gemm, recipe: GemmRecipe) -> str:
+    """Name of a function of `loka.dispatch`, or of another library's operator: fbgemm::f8f8bf16_rowwise."""
+    if recipe.m_buckets:
+        return "mm_by_k_bucket" if gemm is Gemm.WGRAD else "mm_by_m_bucket"
+    return "scaled_mm" if recipe.kernel == SCALED_MM.name else _operator(recipe.kernel)
+
+
 def _function(gemm: Gemm, recipe: GemmRecipe) -> str:
     """Expression of the operator; other libraries' are in `torch.ops`, registered by importing `loka.dispatch`."""
-    if recipe.m_buckets:
-        return "dispatch.mm_by_k_bucket" if gemm is Gemm.WGRAD else "dispatch.mm_by_m_bucket"
-    if recipe.kernel == SCALED_MM.name:
-        return "dispatch.scaled_mm"
-    return f"torch.ops.{_operator(recipe.kernel).replace('::', '.')}.default"
+    name = operator_name(gemm, recipe)
+    return f"torch.ops.{name.replace('::', '.')}.default" if "::" in name else f"dispatch.{name}"
 
 
 def _table(m_buckets: Sequence[tuple[int, str]]) -> list[str]:

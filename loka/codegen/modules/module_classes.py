@@ -93,8 +93,7 @@ class ModuleWriter:
         (plan,) = plans
         recipe = site_recipe(plan)
         bias = "self.bias" if any(path == "bias" for path, _ in binding.shapes) else None
-        biases: tuple[str, ...]
-        weight = ("self.loka_weight_0", "self.loka_scale_0") if frozen else ("self.weight",)
+        weight = ["self.loka_weight_0", "self.loka_scale_0"] if frozen else ["self.weight"]
         chained = recipe.operands.is_chain and fits(plan)
         known = chained and recipe.operands.is_static
         if chained:
@@ -102,10 +101,12 @@ class ModuleWriter:
             shape = ChainShape((StageShape(plan.site.k, plan.site.n, bias is not None, plain),))
             found = layers(binding.sites, snake(name.removesuffix("Frozen")))
             kernel = self.kernels.chains.function(shape, found, frozen)
-            biases = (*([bias] if bias else []), *(known_arguments(0, frozen) if known else ()))
+            static = known_arguments(0, frozen) if known else []
+            operands_of = [tuple_of([*weight, *([bias] if bias else []), *static])]
         else:
-            kernel, biases = self.kernels.linear(recipe, bias is not None, frozen), (bias or "None",)
-        product = call(f"{self.kernels.module}.{kernel}", ("x", *weight, *biases, "self.loka.counter_id(0)"))
+            kernel = self.kernels.linear(recipe, bias is not None, frozen)
+            operands_of = [*weight, bias or "None"]
+        product = call(f"{self.kernels.module}.{kernel}", ("x", *operands_of, "self.loka.counter_id(0)"))
         view = ModuleView(
             name,
             self._docstring(binding, plans, frozen),

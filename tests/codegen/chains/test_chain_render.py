@@ -56,15 +56,22 @@ def kernels(recipe: str, body: str) -> str:
     return render_package(plan_of(recipe, body))["kernels.py"]
 
 
+def stage(text: str, name: str) -> str:
+    """The text of one stage or chain, on one line."""
+    (found,) = re.findall(rf"^{name} = (.*?)\n(?=\S)", text + "\n", re.MULTILINE | re.DOTALL)
+    return " ".join(found.replace(",\n", ", ").split())
+
+
 def test_the_input_is_not_transposed_and_the_kept_sum_is_read_again() -> None:
     text = kernels("kept", "crosses")
-    (body,) = [part for part in text.split("\nclass ") if part.startswith("BodyFunction")]
-    assert "x_fp8_2, x_scale_2, _, sum_1 = fused.add_times_residual_keep_e4m3(" in body
-    assert re.search(r"dweight_2 = \(grad\.t\(\) @ sum_1\.to\(grad\.dtype\)\)\.to\(weight_dtype_2\)", body)
-    assert len(re.findall(r"fused\.requantize_transpose\(\[\*weight_fp8", body)) == 3
-    saved = body[body.index("dispatch.save_for_backward(") : body.index("ctx.dtypes")]
-    assert "x_fp8_2" not in saved
-    assert "x_fp8_3" in saved
+    crossed, chain = stage(text, "LINEAR_TIMES_RESIDUAL"), stage(text, "BODY")
+    assert '"y bias times residual dtype", "x_fp8 x_scale x_scale_max sum"' in crossed  # for a residual, and for wgrad
+    assert '"add_times_residual_keep_e4m3"' in crossed
+    kept = stage(text, "FP8_GEMMS")
+    assert 'saved="x_plain weight_fp8' in kept
+    assert "wgrad=" not in kept
+    assert "gemms=FP8_GEMMS, " in stage(text, "LINEAR")
+    assert chain.count("LINEAR,") == 3
 
 
 def test_a_site_whose_operands_are_in_fp8_alone_is_no_part_of_the_chain() -> None:
@@ -79,18 +86,14 @@ def test_a_site_whose_operands_are_in_fp8_alone_is_no_part_of_the_chain() -> Non
 def test_cross_layers_are_one_function_that_reads_each_sum_once() -> None:
     """What lies between two layers is made by one kernel, forward and backward, and x's gradient by one in the end."""
     text = kernels("fp8", "crosses")
-    (body,) = [text for text in text.split("\nclass ") if text.startswith("BodyFunction")]
-    forward, backward = body[: body.index("def backward")], body[body.index("def backward") :]
-    sums = "sum_1 = Quantized.first(fused.add_times_residual_keep_e4m3(y_1, bias_1, x, x, sums_dtype))"
-    assert forward.count(sums) == 1
-    assert (
-        "x_fp8_6 = Quantized(*fused.add_times_residual_e4m3(y_5, bias_5, x, sum_3))" in forward
-    )  # nobody reads the last sum again
-    assert backward.count("fused.products_and_3_added_added_added_added_48(") == 1
-    assert backward.count("residual_in_out") == 1
-    assert "(fused.add_times_backward_residual_in_e4m3(grad, dsum_3, x))" in backward  # whose sum no kernel writes
+    chain = stage(text, "BODY")
+    assert '"add_times_residual_keep_e4m3", "y bias times residual dtype", "x_fp8 x_scale x_scale_max sum"' in text
+    assert '"add_times_residual_e4m3", "y bias times residual", "x_fp8' in text  # nobody reads the last sum again
+    assert 'products=(("x", "products_and_3_added_added_added_added_48"),)' in chain
+    assert len(re.findall(r'"\w*residual_in_out\w*"', text)) == 1
+    assert '"add_times_backward_residual_in_e4m3", "grad residual_grad times"' in text  # whose sum no kernel writes
     apart = kernels("fp8", "crosses_apart")
-    assert "dother = fused.products_added_added_added_48(" in apart
+    assert '("other", "products_added_added_added_48")' in stage(apart, "BODY_CROSS")
 
 
 def recipe_of(**changes: object) -> bool:
@@ -135,7 +138,7 @@ def test_the_package_imports_neither_triton_nor_anything_new_on_a_cpu(tmp_path: 
     assert set(loaded) <= {"triton"}  # torch itself may load it
     texts = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "gen_tower").glob("*.py"))
     imported = {line.split()[1] for line in texts.split("\n") if line.startswith(("import ", "from "))}
-    known = {"__future__", "typing", "torch", "torch.autograd.function", "loka", "."}
-    known |= {"loka.dispatch", "loka.devices.spec", "triton", "triton.language"}
+    known = {"__future__", "torch", "loka", ".", "loka.dispatch.chain", "loka.kernels.chain_values"}
+    known |= {"loka.devices.spec", "triton", "triton.language"}
     assert imported >= known
     assert {name for name in imported - known if not name.startswith("loka.kernels.fused")} == set()

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from typing import Any
+from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from loka.codegen import render_package
-from loka.kernels.fused import operators
 from tests.support.codegen import chain_plans as chains
+from tests.support.codegen import codegen_plans as plans
+from tests.support.codegen.launches import Launches
 from tests.support.codegen.policy_packages import Make
 from tests.support.models.block_tower import BLOCKS, POLICY, block_tower, tower_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
-
-
-class Launches(TorchDispatchMode):
-    """Counts calls of generated kernels by name, without digests, and of FP8 GEMMs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kernels: Counter[str] = Counter()
-        self.gemms = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        namespace, _, name = function.name().partition("::")
-        if namespace == operators.NAMESPACE:
-            self.kernels[re.sub(r"_[0-9a-f]{8}(\.\w+)?$", "", name)] += 1
-        self.gemms += namespace == "loka" and name.startswith("scaled_mm")
-        return function(*arguments, **(keywords or {}))
 
 
 @pytest.mark.slow
@@ -49,35 +32,40 @@ def test_a_block_of_two_linears_quantizes_its_weights_by_one_launch(package: Mak
     assert step.kernels.total() == 63
 
 
-def forward_of(body: nn.Module, recipe: dict[str, object] = chains.CHAIN) -> list[str]:
-    """The kernels that the forward of a body's chain calls, in order."""
-    kernels = render_package(chains.chain_plan(body, recipe))["kernels.py"]
-    (forward,) = re.findall(r"def forward\(.*?(?=\n    @staticmethod)", kernels, re.DOTALL)
-    return re.findall(r"fused\.(\w+)\(", forward)
+def forward_of(folder: Path, body: nn.Module) -> list[str]:
+    """The kernels that the forward of a body's chain launches, in order."""
+    files = render_package(chains.chain_plan(body))
+    package = plans.import_package(files, folder, f"gen_launches_{folder.name}")
+    model = chains.Holder(body)
+    with package.apply(model), Launches() as step:
+        model(torch.randn(8, 48))
+    return step.called
 
 
-def test_a_chain_quantizes_its_weights_first() -> None:
-    called = forward_of(nn.Sequential(nn.Linear(48, 80), nn.ReLU(), nn.Linear(80, 32)))
+def test_a_chain_quantizes_its_weights_first(tmp_path: Path) -> None:
+    called = forward_of(tmp_path, nn.Sequential(nn.Linear(48, 80), nn.ReLU(), nn.Linear(80, 32)))
     assert called == ["quantize_weights", "quantize_e4m3", "add_relu_e4m3"]
 
 
-def test_a_chain_of_one_linear_keeps_its_quantizer() -> None:
-    assert forward_of(nn.Sequential(nn.Linear(48, 80), nn.ReLU())) == [
+def test_a_chain_of_one_linear_keeps_its_quantizer(tmp_path: Path) -> None:
+    assert forward_of(tmp_path, nn.Sequential(nn.Linear(48, 80), nn.ReLU())) == [
         "quantize_e4m3",
         "quantize_e4m3",
         "add_relu",
     ]
 
 
-def test_a_launch_takes_up_to_eight_weights() -> None:
-    called = forward_of(nn.Sequential(*[layer for _ in range(12) for layer in (nn.Linear(48, 48), nn.ReLU())]))
+def test_a_launch_takes_up_to_eight_weights(tmp_path: Path) -> None:
+    called = forward_of(
+        tmp_path, nn.Sequential(*[layer for _ in range(12) for layer in (nn.Linear(48, 48), nn.ReLU())])
+    )
     weights = [name for name in called if name.startswith("quantize_weights")]
     assert weights == ["quantize_weights"] * 2
 
 
-def test_a_weight_that_no_program_holds_is_quantized_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_that_no_program_holds_is_quantized_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As wide as rows that programs take in chunks; the others share a launch."""
     monkeypatch.setattr("loka.kernels.fused.quantize_weights.LARGEST_HELD", 64)
     layers = [nn.Linear(48, 80), nn.ReLU(), nn.Linear(80, 32), nn.ReLU(), nn.Linear(32, 16)]
-    called = [name for name in forward_of(nn.Sequential(*layers)) if name.startswith("quantize")]
+    called = [name for name in forward_of(tmp_path, nn.Sequential(*layers)) if name.startswith("quantize")]
     assert called == ["quantize_weights", "quantize_e4m3", "quantize_e4m3"]

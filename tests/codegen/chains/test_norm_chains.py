@@ -129,10 +129,10 @@ def test_a_block_norm_before_the_first_linear():
 
 def test_blocks_with_a_gate_and_a_residual_are_one_chain():
     files = render_package(chains.chain_plan(sums.GatedBlocks()))
-    assert files["kernels.py"].count("torch.autograd.Function") == 1
-    assert "fused.add_times_residual_keep_block_norm_of_16_silu_e4m3" in files["kernels.py"]
-    assert "fused.add_times_summed_block_norm_of_16_silu_backward_residual_out_e4m3" in files["kernels.py"]
-    assert "y.unflatten(-1, (3, 16))" in files["kernels.py"]
+    assert files["kernels.py"].count(" = constant(") == 1
+    assert '"add_times_residual_keep_block_norm_of_16_silu_e4m3' in files["kernels.py"]
+    assert '"add_times_summed_block_norm_of_16_silu_backward_residual_out_e4m3' in files["kernels.py"]
+    assert "block=16)" in files["kernels.py"]
 
 
 BLOCKS = """
@@ -218,10 +218,10 @@ def test_a_policy_makes_one_function_of_a_whole_mlp(kind, written, defaults, lim
         last = ": x" if kind.startswith("kept") else " -> residual: x"  # sums in FP8
         sizes = " (..., 64), weight_0 (512, 64), weight_1 (512, 512), weight_2 (64, 512) -> (..., 64)."
         assert chains.functions(files["kernels.py"])["mlp"].startswith(steps + last + sizes)
-        assert files["kernels.py"].count("(torch.autograd.Function)") == 1
+        assert files["kernels.py"].count(" = constant(") == 1
     else:
-        assert "fused.add_layer_norm_gate_sigmoid_e4m3(" in files["kernels.py"]
-        assert "fused.add_layer_norm_gate_sigmoid(" not in files["kernels.py"]  # one chain goes through all modules
+        assert '"add_layer_norm_gate_sigmoid_e4m3"' in files["kernels.py"]
+        assert '"add_layer_norm_gate_sigmoid"' not in files["kernels.py"]  # one chain goes through all modules
     built = importlib.import_module(f"towers_{kind}")
     model, (x,) = built.build(), built.inputs(32)
     dy = torch.ones_like(model(x))

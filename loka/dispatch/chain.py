@@ -1,0 +1,202 @@
+"""The function that runs every chain of a package: forward and backward are loops over its stages.
+
+What a stage is, and the names of its tensors, is in `loka.kernels.chain_values`. Kernels are those of the package's
+`fused`, by name. A chain is one function to autograd, so it frees the tensors of each stage itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from loka.dispatch.chain_stages import (
+    MOST_REDUCED,
+    Partial,
+    Values,
+    in_torch,
+    keep,
+    launch,
+    of_argument,
+    partial_sums,
+    product,
+    quantize_weights,
+    reduce_some,
+    stage_backward,
+    to_next,
+)
+from loka.dispatch.runtime import is_empty, output_dtype, saved_tensors, without_elements
+from loka.kernels.chain_values import Chain
+
+Tensors = Sequence[Tensor]
+
+_BEFORE = 3  # arguments of the autograd function before x
+
+
+def run(
+    get: Callable[[], Chain],
+    fused: Any,
+    matrices: Tensors,
+    norm: Tensors,
+    linears: Sequence[Tensors],
+    *counter_ids: int,
+) -> Tensor:
+    """The result (..., N) of a chain for x (..., K), the first of `matrices`; it multiplies by or adds the others.
+
+    `norm`: parameters of the norm before the first linear; `linears`: tensors of each stage, its weight first. An FP8
+    GEMM counts under its counter id, or for a gradient under the next two. Raises DtypeError and InputError as
+    `output_dtype`.
+    """
+    chain, x = get(), matrices[0]
+    tensors = [tensor for group in (norm, *linears) for tensor in group]
+    if is_empty(x):
+        return in_torch(chain, _by_name(chain.names, (*matrices, *tensors)))
+    dtype = output_dtype(x, *[group[0] for group in linears])
+    rows = _rows(matrices)
+    y: Tensor = ChainFunction.apply(chain, fused, dtype, *rows, *tensors, *counter_ids)  # type: ignore[no-untyped-call]
+    return y if x.dim() == 2 else y.reshape(*x.shape[:-1], chain.n)
+
+
+def run_frozen(
+    get: Callable[[], Chain],
+    fused: Any,
+    matrices: Tensors,
+    norm: Tensors,
+    linears: Sequence[Tensors],
+    *counter_ids: int,
+) -> Tensor:
+    """`run` with frozen weights, each an FP8 matrix and its scales where the GEMM is in FP8. It gives no gradients."""
+    chain, x = get(), matrices[0]
+    dtype = output_dtype(x)
+    if is_empty(x):
+        return without_elements(x, chain.k, chain.n, dtype)
+    tensors = [*_rows(matrices), *norm, *[tensor for group in linears for tensor in group]]
+    y = _forward(chain, fused, dtype, _by_name(chain.frozen_names, tensors), counter_ids, frozen=True)
+    return y if x.dim() == 2 else y.reshape(*x.shape[:-1], chain.n)
+
+
+def _rows(matrices: Tensors) -> list[Tensor]:
+    return [matrix if matrix.dim() == 2 else matrix.reshape(-1, matrix.shape[-1]) for matrix in matrices]
+
+
+def _by_name(groups: Sequence[Sequence[str]], tensors: Sequence[Any]) -> list[Values]:
+    """Tensors by name, those of the head and of each stage, which come one after the other."""
+    found, start = [], 0
+    for names in groups:
+        found.append(dict(zip(names, tensors[start : start + len(names)], strict=True)))
+        start += len(names)
+    return found
+
+
+class ChainFunction(torch.autograd.Function):
+    """A chain as one function of x and the other matrices, the norm's parameters, and the tensors of its stages."""
+
+    @staticmethod
+    def forward(ctx: Any, chain: Chain, fused: Any, dtype: torch.dtype, *arguments: Any) -> Tensor:
+        counter_ids = arguments[chain.arguments :]
+        values = _by_name(chain.names, arguments[: chain.arguments])
+        ctx.chain, ctx.fused, ctx.dtype, ctx.counter_ids = chain, fused, dtype, counter_ids
+        ctx.dtypes = [matrix.dtype for matrix in arguments[: 1 + len(chain.others)]]
+        ctx.overflow_stats = [own.get("dy_overflow_stats") for own in values]  # not saved: backward writes into them
+        y = _forward(chain, fused, dtype, values, counter_ids)
+        saved = [own[name] for own, names in zip(values, chain.saved_names, strict=True) for name in names]
+        ctx.save_for_backward(*saved)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        chain, fused, dtypes, needed = ctx.chain, ctx.fused, ctx.dtypes, ctx.needs_input_grad
+        head, *stages = _restored(ctx)
+        needs_dx = bool(chain.head.names) or needed[_BEFORE]
+        gradients: list[Values] = [{} for _ in stages]
+        of_head: Values = {}
+        partial: list[Partial] = []
+        position = len(needed) - len(ctx.counter_ids)
+        stages[-1]["grad"] = grad
+        del grad
+        for number in reversed(range(len(stages))):
+            stage, own, reader = chain.stages[number], stages[number], chain.readers[number]
+            position -= len(stage.names)
+            if reader is not None:
+                own["residual_grad"] = stages[reader]["dsum"][0]
+            dtype = dtypes[0] if number == 0 and chain.dx_is_plain else ctx.dtype
+            counter_id = ctx.counter_ids[number] if ctx.counter_ids else 0
+            needs = (number > 0 or needs_dx, needed[position])
+            partial += stage_backward(fused, stage, own, gradients[number], needs, dtype, counter_id)
+            if reader is not None and chain.stages[reader].times is None:
+                del stages[reader]["dsum"]
+            if len(partial) >= MOST_REDUCED:
+                partial = reduce_some(fused, partial)
+            if needs[0]:
+                (stages[number - 1] if number else head)["grad"] = own.pop("grad")
+        dx = None
+        if needs_dx and chain.head.backward is not None:
+            head["residual_grad"] = of_argument(chain, fused, stages, "x", dtypes[0])
+            launch(fused, chain.head.backward, head, head)
+            dx = head["dx"].to(dtypes[0])
+            partial += partial_sums(chain.head, head, of_head)
+        while partial:
+            partial = reduce_some(fused, partial)
+        if needs_dx and chain.head.backward is None:
+            dx = of_argument(chain, fused, stages, "x", dtypes[0], head["grad"])
+        others = []
+        for place, name in enumerate(chain.others, 1):
+            found = of_argument(chain, fused, stages, name, dtypes[place]) if needed[_BEFORE + place] else None
+            others.append(None if found is None else found.to(dtypes[place]))
+        vectors = [of_head.get(name) for name in chain.head.names]
+        for stage, own in zip(chain.stages, gradients, strict=True):
+            vectors += [own.get(name) for name in stage.names]
+        return (*[None] * _BEFORE, dx, *others, *vectors, *[None] * len(ctx.counter_ids))
+
+
+def _restored(ctx: Any) -> list[Values]:
+    """What forward saved, by name, released by `ctx`."""
+    values = _by_name(ctx.chain.saved_names, saved_tensors(ctx))
+    for stage, own, overflow_stats in zip(ctx.chain.stages, values[1:], ctx.overflow_stats[1:], strict=True):
+        own["dy_overflow_stats"] = overflow_stats
+        if stage.times is not None:
+            own["times"] = values[0][stage.times]
+    return values
+
+
+def _forward(
+    chain: Chain,
+    fused: Any,
+    dtype: torch.dtype,
+    values: list[Values],
+    counter_ids: Sequence[int],
+    frozen: bool = False,
+) -> Tensor:
+    """The result of a chain; what backward reads stays in `values`, those of the head and of each stage."""
+    head, *stages = values
+    sums_dtype = dtype
+    for name in chain.summed:
+        sums_dtype = torch.promote_types(sums_dtype, head[name].dtype)
+    for weights in () if frozen else chain.weights:
+        quantize_weights(fused, [stages[number] for number in weights])
+    casts = chain.stages[0].gemms.fprop is None and chain.head.forward is None
+    head["dtype"], head["y"] = dtype, head["x"].to(dtype) if casts else head["x"]
+    to_next(fused, chain.head, head, chain.stages[0], stages[0], frozen)
+    for number, (stage, own) in enumerate(zip(chain.stages, stages, strict=True)):
+        for kernel in () if frozen else stage.weight:
+            launch(fused, kernel, own, own)
+        own["y"] = product(stage, own, dtype, counter_ids[number] if counter_ids else 0)
+        own["dtype"] = sums_dtype if stage.kept_names else dtype
+        if stage.times is not None:
+            own["times"] = head[stage.times]
+        if stage.residual is not None:
+            own["residual"] = head[stage.residual] if isinstance(stage.residual, str) else stages[stage.residual]["sum"]
+        if number + 1 == len(stages):
+            to_next(fused, stage, own, None, own, frozen)
+        else:
+            to_next(fused, stage, own, chain.stages[number + 1], stages[number + 1], frozen)
+            saved = () if frozen else stage.saved_names
+            keep(own, saved if chain.readers[number] is None else (*saved, "sum"))
+        if isinstance(stage.residual, int):
+            keep(stages[stage.residual], () if frozen else chain.stages[stage.residual].saved_names)
+    out: Tensor = own["out"] if "out" in own else own["y"]
+    return out
