@@ -185,7 +185,9 @@ def test_without_rounding_a_chain_is_the_same_function(
         return values.t().contiguous(), values.new_ones(values.shape[1], 1)
 
     made = planned(plan_of("fp8", name))
-    monkeypatch.setattr(norm_reference, "quantize_rows", lambda y: (y.clone(), y.new_ones(len(y), 1), y.new_ones(1)))
+    monkeypatch.setattr(
+        norm_reference, "quantize_rows", lambda y, **_: (y.clone(), y.new_ones(len(y), 1), y.new_ones(1))
+    )
     monkeypatch.setattr(norm_reference, "requantize_transpose", transposed)
     monkeypatch.setattr(chain_stages, "scaled_mm", product)
     torch.manual_seed(3)
