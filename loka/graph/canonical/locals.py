@@ -20,7 +20,6 @@ from loka.graph.canonical.nodes import (
     Norm,
     Pair,
     Product,
-    Source,
     Value,
 )
 from loka.graph.canonical.views import CannotEmitError, permuted, reshaped
@@ -58,7 +57,6 @@ class Locals(ABC):
         self._of_gemm: dict[Node, bool] = {}
         self._scattered: set[str] = set()  # locals that are permuted views
         self._traced: dict[int, str] = {}
-        self._plain: dict[str, str] = {}
         self._sources = {value.node: name for name in arguments if (value := graph.arguments.get(name)) is not None}
 
     # Statements as they were traced
@@ -68,7 +66,8 @@ class Locals(ABC):
         if place in self._traced:
             return self._traced[place]
         step = self._statements[place]
-        read = {ref: self._before_change(ref, self._operand(ref, place), place) for ref in step.operands}
+        self._check_change(place)
+        read = {ref: self._operand(ref, place) for ref in step.operands}
         value = self._graph.made[place]
         name = step.target
         if name == "_" and value is not None and place not in self._graph.effects:  # others read it: what it changes
@@ -82,18 +81,12 @@ class Locals(ABC):
             self._first.setdefault(value.node, value)
         return name
 
-    def _before_change(self, old: Ref, ref: Ref, place: int) -> Ref:
-        """An operand of a statement; a copy of the one that it changes where others read that as it was."""
+    def _check_change(self, place: int) -> None:
+        """Raises CannotEmitError for a statement that changes what others read as it was: they may stand after it."""
         node, reads = self._graph.changes.get(place), enumerate(self._graph.read)
-        value = self._graph.read[place].get(old.text) if old.kind is RefKind.LOCAL else None
-        if node is None or value is None or value.node is not node:
-            return ref
         others = (read for other, read in reads if other != place and self._graph.made[other] is not None)
-        if not any(each.node is node for read in others for each in read.values()):
-            return ref
-        copied = self._fresh(f"{ref.text}_copy")
-        self._add(Statement(copied, "clone", method(ref, "clone")), value)
-        return local(copied)
+        if node is not None and any(each.node is node for read in others for each in read.values()):
+            raise CannotEmitError
 
     def _operand(self, ref: Ref, place: int) -> Ref:
         if ref.kind is not RefKind.LOCAL:
@@ -104,57 +97,7 @@ class Locals(ABC):
     def _value(self, name: str) -> str:
         """A local that is no tensor: an argument, a size, a tuple of tensors."""
         place = self._places.get(name)
-        if place is None:
-            return name
-        if name in self._plain:
-            return self._plain[name]
-        step = self._statements[place]
-        given = self._graph.fixed.get(name)
-        sizes = given if isinstance(given, list) and all(type(each) is int for each in given) else None
-        if sizes is not None and not self._reads_sources(place) and self._is_size_of_gemm(place):
-            self._made.statements.append(Statement(name, "size", self._size(tuple(sizes)), note=step.note))
-            self._plain[name] = name
-        else:
-            self._plain[name] = self._as_traced(place)
-        return self._plain[name]
-
-    def _size(self, sizes: Size) -> Arg:
-        """A size of a tensor that is made here, as a number or as a size of an argument."""
-        if is_fixed(sizes):
-            return sizes[0]
-        for node, name in self._sources.items():
-            if sizes in node.shape:
-                return method(local(name), "size", node.shape.index(sizes))
-        raise CannotEmitError
-
-    def _reads_sources(self, place: int) -> bool:
-        """True if all tensors that a size is of are taken as they are."""
-        step = self._statements[place]
-        for ref in step.operands:
-            if ref.kind is not RefKind.LOCAL:
-                continue
-            value = self._graph.read[place].get(ref.text)
-            if value is not None and not isinstance(value.node, Source):
-                return False
-            if value is None and ref.text in self._places and not self._reads_sources(self._places[ref.text]):
-                return False
-        return True
-
-    def _is_size_of_gemm(self, place: int) -> bool:
-        """True for a size of what GEMMs make: their columns are those of weights, their rows those of arguments."""
-        step = self._statements[place]
-        of, dim = _size_of(step.value)
-        if not isinstance(of, Ref) or type(dim) is not int:
-            return False
-        name = of.text
-        if name in self._places and name not in self._graph.read[place]:  # of a shape
-            of = _shape_of(self._statements[self._places[name]].value)
-            if not isinstance(of, Ref):
-                return False
-            place, name = self._places[name], of.text
-        value = self._graph.read[place].get(name)
-        known = value is not None and -len(value.shape) <= dim < len(value.shape) and self._is_of_gemm(value.node)
-        return known and value is not None and bool(value.dims[dim])
+        return name if place is None else self._as_traced(place)
 
     # Tensors
 
@@ -295,23 +238,6 @@ class Locals(ABC):
             of_pair = any(self._is_of_gemm(each.node) for each in inner)
             self._of_gemm[node] = isinstance(node, Linear) or of_x or of_pair
         return self._of_gemm[node]
-
-
-def _size_of(value: Arg) -> tuple[Arg, Arg]:
-    """What a size is of, and its dimension, for x.shape[1], shape[1] and x.size(1); (None, None) for others."""
-    if not isinstance(value, Call) or len(value.args) != 2 or value.target not in ("operator.getitem", ".size"):
-        return None, None
-    of, dim = value.args
-    whole = _shape_of(of) if value.target == "operator.getitem" else None
-    return (of if whole is None else whole), dim
-
-
-def _shape_of(value: Arg) -> Arg:
-    """The tensor of x.shape and of x.size(); None for others."""
-    if not isinstance(value, Call) or value.target not in ("getattr", ".size"):
-        return None
-    is_whole = value.args[1:] == (("shape",) if value.target == "getattr" else ())
-    return value.args[0] if is_whole else None
 
 
 def _printed(shape: Sequence[Size]) -> Shape:

@@ -121,7 +121,6 @@ class Lowered:
     effects: set[int] = field(default_factory=set)  # of these, the ones with effects, which keep their order
     changed: set[str] = field(default_factory=set)  # locals that a later statement changes in place
     changes: dict[int, Node] = field(default_factory=dict)  # by place, what a statement changes in place
-    fixed: dict[str, object] = field(default_factory=dict)  # locals that are no tensors, with their values in each run
     contiguous: set[int] = field(default_factory=set)  # statements that make a contiguous tensor
     casts: dict[Node, Value] = field(default_factory=dict)  # of casts that are taken as they are, what they cast
     holders: dict[Node, list[int]] = field(default_factory=dict)  # places of statements that make a tensor of a node
@@ -275,8 +274,6 @@ class _Lowering:
             self._found.contiguous.add(place)
         if value is not None:
             self._found.holders.setdefault(value.node, []).append(place)
-        elif step.target != "_":
-            self._found.fixed[step.target] = made
 
     def _has_effects(self, step: Statement, calls: Sequence[tuple[AtenCall, ...]]) -> bool:
         if step.op == "module" or (step.target == "_" and not calls):

@@ -4,20 +4,21 @@ inner = x.transpose(1, 2) @ rank        # x (B, n, d), rank (n, r)
 products = x @ inner                    # (B, n, r): all pairs, at low rank
 compressed = compress @ x               # (B, c, d), weighted sums; optional
 
-They are found in canonical form (`loka.graph.canonical.contractions`), however the products and transposes are written.
+They are found in canonical form (`loka.graph.canonical`), in which products have this form however they are written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from loka.graph.canonical.contractions import Contraction, Node, Source, Value, canonical_values, only_moves_axes
-from loka.graph.expression import PRODUCT, Arg, RefKind, method, writes
+from loka.graph.expression import PRODUCT, Arg, Call, Ref, RefKind, local, locals_in, method, text_of, writes
 from loka.graph.ir import WEIGHTED, FmInteraction, ForwardIR, Shape, Statement
 from loka.graph.patterns.linear_chain import readers_of
 
-_PAIRS, _SUMS = (0, 1, 2), (0, 2, 1)  # axes of the products and of the weighted sums as the kernel writes them
+_MOVES = frozenset(  # views that move axes of one tensor, without a check of their arguments
+    ("transpose", "permute", "t", "T", "mT", "movedim", "moveaxis", "swapaxes", "swapdims", "contiguous")
+)
 
 
 def find_fm_interactions(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tuple[FmInteraction, ...]:
@@ -33,7 +34,11 @@ def find_fm_interactions(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tup
 
 def changes_in_place(statements: Sequence[Statement]) -> bool:
     """True if a statement may change a tensor that another one reads."""
-    return any(_writes(step) or (step.target == "_" and not only_moves_axes(step)) for step in statements)
+    return any(_writes(step) or (step.target == "_" and not _only_moves_axes(step)) for step in statements)
+
+
+def _only_moves_axes(step: Statement) -> bool:
+    return step.op in _MOVES and len(step.operands) == 1
 
 
 def in_place_reason(statements: Sequence[Statement]) -> str | None:
@@ -74,146 +79,118 @@ def without_sums(mix: FmInteraction, forward: ForwardIR) -> FmInteraction:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """A product that is read outside: the statements up to it, and what the kernel's result needs to become it."""
-
-    node: Contraction
-    gemm: int  # the statement of the product
-    last: int  # the statement that is read: the product or a view of it
-    view: Arg  # of `PRODUCT`, the kernel's result: itself, or a transpose of it
-
-    @property
-    def within(self) -> tuple[int, ...]:
-        """The statements before the one that is read."""
-        return () if self.gemm == self.last else (self.gemm,)
-
-
 class _Finder:
-    """Finds FM interactions by the values of a forward's statements."""
+    """Finds FM interactions among the products of a forward's statements."""
 
     def __init__(self, forward: ForwardIR, shapes: Mapping[str, Shape]) -> None:
         self._statements, self._shapes = forward.statements, shapes
         self._readers = readers_of(forward)
-        self._values = canonical_values(forward.statements, shapes, self._readers)
-        self._places: dict[Contraction, list[int]] = {}  # of a product, in order: the product itself, then its views
-        for place, statement in enumerate(self._statements):
-            value = self._values.get(statement.target)
-            if value is not None and isinstance(value.node, Contraction):
-                self._places.setdefault(value.node, []).append(place)
+        self._places = {step.target: place for place, step in enumerate(forward.statements)}
 
     def found(self) -> Iterator[FmInteraction]:
         """The interactions, in order of their products; one for each tensor of embeddings."""
-        mixed: set[Source] = set()
-        for outer in self._places:
-            parts = _pairs(outer)
-            if parts is None or parts[0] in mixed:
-                continue
-            x, inner = parts
-            mix = self._mix(x, inner, outer)
+        mixed: set[str] = set()
+        for outer, step in enumerate(self._statements):
+            x, inner = _factors(step)
+            mix = None if x is None or inner is None or x in mixed else self._mix(x, inner, outer)
             if mix is not None:
-                mixed.add(x)
+                mixed.add(mix.x)
                 yield mix
 
-    def _mix(self, x: Source, inner: Contraction, outer: Contraction) -> FmInteraction | None:
-        embeddings, gemm = self._shapes.get(x.ref.text, ()), self._places[inner][0]
-        if len(embeddings) != 3 or embeddings[0] is not None or None in embeddings[1:]:
+    def _mix(self, x: str, inner: str, outer: int) -> FmInteraction | None:
+        embeddings, gemm = self._shapes.get(x, ()), self._places.get(inner, outer)
+        known = len(embeddings) == 3 and embeddings[0] is None and None not in embeddings[1:]
+        if not known or not self._sums_embeddings(gemm, x) or self._readers[inner] != {outer}:
             return None
-        pairs, rank = self._result(outer, _PAIRS), self._size(inner, 2)
-        sums = self._weighted_sums(x, inner)
-        results = (pairs,) if sums is None else (pairs, sums)
-        skipped = self._inside({place for each in results for place in (*each.within, each.last)}, x)
-        if rank is None or not self._is_by_weight(gemm) or gemm not in skipped:
-            return None
+        sums = self._weighted_sums(x, gemm)
+        view = None if sums is None else self._only_view(sums)
+        compress, skipped = (sums, {gemm}) if view is None or sums is None else (view, {gemm, sums})
+        inside = {outer, *skipped} | (set() if compress is None else {compress})
+        turned = self._places.get(_weighted(self._statements[gemm])[0] or "")
+        if turned is not None and _turned(self._statements[turned]) == x:
+            skipped |= {turned} if self._readers[self._statements[turned].target] <= inside else set()
+        reads = [place for place in inside | skipped if local(x) in self._statements[place].operands]
         _, n, d = embeddings
-        reads = [place for place in skipped if x.ref in self._statements[place].operands]
+        of_sums = () if sums is None else (PRODUCT if view is not None else method(PRODUCT, "transpose", 1, 2),)
         return FmInteraction(
             first=min(reads),
-            outer=pairs.last,
-            compress=None if sums is None else sums.last,
-            skipped=tuple(sorted(skipped - {each.last for each in results})),
-            gemms=(gemm,) if sums is None else (gemm, sums.gemm),
-            x=x.ref.text,
-            rank=_matrix(inner, over_rows=True),
-            weights=None if sums is None else _matrix(sums.node, over_rows=False),
-            sizes=(n or 0, d or 0, rank, 0 if sums is None else self._size(sums.node, 2) or 0),
-            views=tuple(each.view for each in results),
+            outer=outer,
+            compress=compress,
+            skipped=tuple(sorted(skipped)),
+            gemms=(gemm,) if sums is None else (gemm, sums),
+            x=x,
+            rank=self._matrix(gemm, over_rows=True),
+            weights=None if sums is None else self._matrix(sums, over_rows=False),
+            sizes=(n or 0, d or 0, self._width(gemm), 0 if sums is None else self._width(sums)),
+            views=(PRODUCT, *of_sums),
         )
 
-    def _weighted_sums(self, x: Source, inner: Contraction) -> _Result | None:
-        """The first product that sums over the embeddings by another matrix, and is no part of a further product."""
-        parts = {part for node in self._places for part in (node.left, node.right)}
-        for node, places in self._places.items():
-            if node == inner or node in parts or node.left != x or not _sums_embeddings(node):
-                continue
-            if self._is_by_weight(places[0]) and self._size(node, 2) is not None:
-                return self._result(node, _SUMS)
-        return None
-
-    def _is_by_weight(self, place: int) -> bool:
-        """True for a site's GEMM, and for a product with a Parameter that is no GEMM as it is written."""
+    def _sums_embeddings(self, place: int, x: str) -> bool:
+        """True for a product of x (B, n, d) with a matrix, summed over the n: a linear of x with its axes turned."""
         step = self._statements[place]
-        return step.call is not None or step.op == WEIGHTED
+        read, _ = _weighted(step)
+        if read is None or (step.call is None and step.op != WEIGHTED):
+            return False
+        pairs = ((read, x), (x, read))
+        made = ((self._places.get(name), other) for name, other in pairs)
+        return any(place is not None and _turned(self._statements[place]) == other for place, other in made)
 
-    def _result(self, node: Contraction, axes: tuple[int, ...]) -> _Result:
-        """The statement whose value has these axes: the product, or a view that is its only reader."""
-        gemm = self._places[node][0]
-        value, read = self._value(gemm), self._readers.get(self._statements[gemm].target, set())
-        view = min(read) if len(read) == 1 else gemm
-        if value.axes != axes and view in self._places[node] and self._value(view).axes == axes:
-            return _Result(node, gemm, view, PRODUCT)
-        return _Result(node, gemm, gemm, PRODUCT if value.axes == axes else method(PRODUCT, "transpose", 1, 2))
+    def _weighted_sums(self, x: str, inner: int) -> int | None:
+        """The first product that sums over the embeddings by another matrix, and is no part of a further product."""
+        places = (place for place in range(len(self._statements)) if place != inner)
+        found = (place for place in places if self._sums_embeddings(place, x))
+        return next((place for place in found if not self._is_multiplied(place)), None)
 
-    def _inside(self, results: set[int], x: Source) -> set[int]:
-        """The results and the views and products between x and them that nothing else reads."""
-        inside = set(results)
-        targets = {step.target: place for place, step in enumerate(self._statements) if step.target != x.ref.text}
-        grown = True
-        while grown:
-            names = {
-                ref.text for place in inside for ref in self._statements[place].operands if ref.kind is RefKind.LOCAL
-            }
-            known = {targets[name] for name in names if name in self._values and name in targets}
-            more = {place for place in known - inside if self._readers[self._statements[place].target] <= inside}
-            grown, inside = bool(more), inside | more
-        return inside
+    def _is_multiplied(self, place: int) -> bool:
+        """True if a product, or a view that alone reads it, goes into a product of two tensors."""
+        view = self._only_view(place)
+        read = self._readers.get(self._statements[place if view is None else view].target, set())
+        return any(_factors(self._statements[each])[0] for each in read if each < len(self._statements))
 
-    def _value(self, place: int) -> Value:
-        return self._values[self._statements[place].target]
+    def _only_view(self, place: int) -> int | None:
+        """The statement that turns the axes of a product, if that alone reads it."""
+        target = self._statements[place].target
+        read = self._readers.get(target, set())
+        view = min(read, default=place) if len(read) == 1 else len(self._statements)
+        return view if view < len(self._statements) and _turned(self._statements[view]) == target else None
 
-    def _size(self, node: Contraction, axis: int) -> int | None:
-        """The size of an axis of a product."""
-        place = self._places[node][0]
-        return self._shapes[self._statements[place].target][self._value(place).axes.index(axis)]
+    def _width(self, place: int) -> int:
+        return self._shapes[self._statements[place].target][-1] or 0
 
-
-def _sums_embeddings(node: Node) -> bool:
-    """True for a product of x (B, n, d) with a matrix, summed over the n."""
-    return (
-        isinstance(node, Contraction)
-        and isinstance(node.left, Source)
-        and isinstance(node.right, Source)
-        and (node.left.ref.kind, node.right.ref.kind) == (RefKind.LOCAL, RefKind.ATTRIBUTE)
-        and node.contracted[0] == 1
-        and not node.batch
-    )
+    def _matrix(self, place: int, over_rows: bool) -> str:
+        """The Parameter of a product, transposed where it is summed over its columns and should be over its rows."""
+        _, weight = _weighted(self._statements[place])
+        flipped = isinstance(weight, Call)
+        name = text_of(weight.args[0] if isinstance(weight, Call) else weight)
+        return name if flipped is over_rows else f"{name}.t()"
 
 
-def _pairs(node: Node) -> tuple[Source, Contraction] | None:
-    """x and inner of x @ inner, where inner sums over the same x; None for another product."""
-    if (
-        not isinstance(node, Contraction)
-        or not isinstance(node.left, Source)
-        or not isinstance(node.right, Contraction)
-    ):
+def _factors(step: Statement) -> tuple[str | None, str | None]:
+    """The locals of a product of two; (None, None) for another operation."""
+    value = step.value
+    if not isinstance(value, Call) or value.target != "torch.matmul" or len(locals_in(*value.args)) != 2:
+        return None, None
+    x, y = locals_in(*value.args)
+    return (x, y) if value.args == (local(x), local(y)) else (None, None)
+
+
+def _weighted(step: Statement) -> tuple[str | None, Arg]:
+    """The local and the Parameter, perhaps transposed, of a linear without a bias; (None, None) for another one."""
+    value = step.value
+    if not isinstance(value, Call) or value.target != "torch.nn.functional.linear" or len(value.args) != 2:
+        return None, None
+    x, weight = value.args
+    matrix = weight.args[0] if isinstance(weight, Call) and weight.target == ".t" else weight
+    is_weight = isinstance(matrix, Ref) and matrix.kind is RefKind.ATTRIBUTE
+    return (x.text, weight) if is_weight and isinstance(x, Ref) and x.kind is RefKind.LOCAL else (None, None)
+
+
+def _turned(step: Statement) -> str | None:
+    """The local whose second and third axes a statement swaps; None for another operation."""
+    value = step.value
+    if isinstance(value, Call) and value.target == ".contiguous":
+        value = value.args[0]
+    if not isinstance(value, Call) or value.target != ".transpose" or value.args[1:] != (1, 2):
         return None
-    along = (node.contracted, node.batch) == ((2, 1), ((0, 0),))
-    return (node.left, node.right) if along and _sums_embeddings(node.right) and node.right.left == node.left else None
-
-
-def _matrix(node: Contraction, over_rows: bool) -> str:
-    """The Parameter of a product, transposed where it is summed over its columns and should be over its rows, or so."""
-    if not isinstance(node.right, Source):
-        raise TypeError("the product has no Parameter")
-    name = node.right.ref.text
-    return name if (node.contracted[1] == 0) is over_rows else f"{name}.t()"
+    x = value.args[0]
+    return x.text if isinstance(x, Ref) and x.kind is RefKind.LOCAL else None
