@@ -305,7 +305,7 @@ def test_no_graph_is_kept_by_anybody() -> None:
     for _ in range(3):
         capture(model, (x(),), leaves=["child"], result=True)
         found.append(graphs())
-    assert found[2] == found[0]
+    assert found[2] <= found[0]  # fewer where something else of the process let go of graphs of its own
 
 
 def test_importing_it_imports_no_dynamo() -> None:
