@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 import pytest
@@ -23,6 +24,12 @@ BATCH = 64
 EXPERT, MATRIX = 2 * WIDTH * HIDDEN, WIDTH * WIDTH  # multiplications a sample
 REST = 2 * MATRIX + WIDTH  # of the head
 AGAIN = "run loka generate again"
+
+
+@pytest.fixture(autouse=True)
+def imported(monkeypatch):
+    """The package under its name: tests that import folders of packages may have taken it away."""
+    monkeypatch.setitem(sys.modules, package.__name__, package)
 
 
 def planned(model):

@@ -39,7 +39,7 @@ from tests.support.processes.launch import environment
 
 PAGE = markdown.read(markdown.REPOSITORY / "CONTRIBUTING.md")
 CHECKLISTS = {title: text for title, _, text in (part.partition("\n") for part in PAGE.split("\n## Add ")[1:])}
-AT_MOST = {"a GEMM library": 2, "a mod": 3, "a target device": 2, "a scaling recipe": 6, "a norm": 4}
+AT_MOST = {"a GEMM library": 2, "a mod": 3, "a target device": 2, "a scaling recipe": 6, "a norm": 6}
 
 
 def _files(checklist: str) -> list[str]:

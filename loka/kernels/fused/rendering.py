@@ -16,7 +16,7 @@ from typing import Any
 
 from loka.devices.spec import DeviceSpec, RowLaunch
 from loka.devices.targets import DEFAULT
-from loka.errors import InputError
+from loka.errors import InputError, LokaError
 from loka.kernels.fused.cross.cross_kernel import CrossBackward, CrossConfiguration, cross_configuration, cross_title
 from loka.kernels.fused.interaction.concat_norm import (
     ConcatNormBackward,
@@ -259,7 +259,7 @@ def kernel_texts(kernels: Sequence[Rendered], templates: Templates) -> list[str]
     norms = [spec for spec in specs if isinstance(spec, NormForward | NormBackward) and spec.width <= LARGEST_HELD]
     activations = {spec.activation for spec in norms}
     scalings = {spec.how.scaling if spec.quantize else None for spec in norms}
-    context = {
+    context: dict[str, Any] = {
         "norms": [norm for norm in NORMS if norm in {spec.norm for spec in norms}],
         "activations": [name for name in ACTIVATIONS + GATES if name in activations],
         "gates": [name for name in GATES if name in activations],
@@ -274,6 +274,9 @@ def kernel_texts(kernels: Sequence[Rendered], templates: Templates) -> list[str]
         templates.render(f"{_KERNELS}{kernel}{_SUFFIX}", {**context, "count": count})
         for kernel, count in sorted(counts.items())
     ]
+    for norm in context["norms"]:
+        if not any(f'NORM == "{norm}"' in text for text in shared):
+            raise LokaError(f"the kernels have no branch for the norm {norm!r}; templates/triton/kernels need one")
     texts = [*shared, *(it.text for it in kernels if it.text)]
     return [*used_functions(texts, device_functions(templates, context)), *texts]
 

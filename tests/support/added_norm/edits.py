@@ -53,6 +53,35 @@ def _normalize_gradient(dn: Tensor, normed: Normalised, eps: float, block: int) 
         '        "rms_norm": NormFormula(',
         '        "normalize": NormFormula(_normalize, _normalize_gradient),\n',
     ),
+    Edit(
+        "templates/triton/kernels/norm_forward.py.j2",
+        "        if weight_ptr is not None:\n",
+        """\
+        if NORM == "normalize":
+            rstd = 1.0 / tl.maximum(tl.sqrt(tl.sum(x * x, -1)), EPS)
+            y = x * by_row(rstd, ROWS)
+            if rstd_ptr is not None:
+                tl.store(rstd_ptr + row, rstd, mask=valid)
+""",
+    ),
+    Edit(
+        "templates/triton/kernels/norm_backward.py.j2",
+        "            z = n\n",
+        """\
+            if NORM == "normalize":
+                rstd = load(rstd_ptr + row, valid)
+                n = n * by_row(rstd, ROWS)
+""",
+    ),
+    Edit(
+        "templates/triton/kernels/norm_backward.py.j2",
+        "        {% if gates %}\n        if ACTIVATION",
+        """\
+        if NORM == "normalize":
+            along = tl.where(rstd * EPS < 1.0, tl.sum(dx * n, -1), 0.0)
+            dx = (dx - n * by_row(along, ROWS)) * by_row(rstd, ROWS)
+""",
+    ),
 )
 
 
