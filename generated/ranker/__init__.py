@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "20f15d8d25656292d50088cde01281f80f6c535fad16573915d24f4b4a68e4a1"
+STAMP = "393fe658768e6d3e360e674217424f827ab91451ec5db5c6e73de4e994f9c40d"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "20f15d8d25656292d50088cde01281f80f6c535fad16573915d24f4b4a68e4a1"
+STAMP = "393fe658768e6d3e360e674217424f827ab91451ec5db5c6e73de4e994f9c40d"
 
 kernel = operators.of_package(__package__, "49e76d80")
 

@@ -29,7 +29,7 @@ from loka.kernels.chain_values import Chain, Launch, NormCall, ScaledGemm, Stage
 
 from . import fused
 
-STAMP = "20f15d8d25656292d50088cde01281f80f6c535fad16573915d24f4b4a68e4a1"
+STAMP = "393fe658768e6d3e360e674217424f827ab91451ec5db5c6e73de4e994f9c40d"
 
 
 def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:
