@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "393fe658768e6d3e360e674217424f827ab91451ec5db5c6e73de4e994f9c40d"
+STAMP = "6e956acd7504bac81f340cdca7d10725caa8b30fdd9a47478f398006396c2017"
 
 kernel = operators.of_package(__package__, "49e76d80")
 

@@ -29,7 +29,7 @@ from loka.kernels.chain_values import Chain, Launch, NormCall, ScaledGemm, Stage
 
 from . import fused
 
-STAMP = "393fe658768e6d3e360e674217424f827ab91451ec5db5c6e73de4e994f9c40d"
+STAMP = "6e956acd7504bac81f340cdca7d10725caa8b30fdd9a47478f398006396c2017"
 
 
 def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:

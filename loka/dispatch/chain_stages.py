@@ -14,13 +14,14 @@ from torch import Tensor
 
 from loka.dispatch.runtime import reduced
 from loka.kernels.chain_values import Chain, Launch, ScaledGemm, Stage
+from loka.kernels.fused.matrix_kernels import LARGEST_COUNT
 from loka.kernels.gemm.m_buckets import mm_by_k_bucket, mm_by_m_bucket
 from loka.kernels.gemm.scaled_mm import scaled_mm
 
 Values = dict[str, Any]  # the tensors of a stage by name, and dtypes
 Partial = tuple[Values, str, Tensor, torch.dtype]  # where the gradient of a vector goes, its name, sums and dtype
 
-MOST_REDUCED = 6  # partial sums in one launch
+MOST_REDUCED = LARGEST_COUNT["reduce"]  # partial sums in one launch
 _OF_WGRAD = ("dy_fp8", "dy_scale", "dy_scale_max", "x_fp8", "x_scale", "x_scale_max")
 _COPIES_OF_WGRAD = ("dy_fp8_t", "dy_scale_t", "x_fp8_t", "x_scale_t")
 _OF_DGRAD = ("weight_fp8", "weight_scale", "weight_scale_max")

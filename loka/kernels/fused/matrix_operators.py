@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from loka.devices.spec import ReduceLaunch, SquareLaunch, WeightsLaunch
-from loka.kernels.fused import operators
+from loka.kernels.fused import checks, operators
 from loka.kernels.fused.kernel_values import padded_width
+from loka.kernels.fused.launching import Launch
 from loka.kernels.fused.matrix_kernels import CastTranspose, Products, ProductsLaunch
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_operator import quantized
-from loka.kernels.fused.operators import KernelOperator, Launch, schema
+from loka.kernels.fused.operators import KernelOperator, SpecOperator
 from loka.numerics.quantize import FORMATS
 
 
@@ -144,7 +145,7 @@ class QuantizeWeightsOperator(KernelOperator):
         return list(zip(widths, columns, padded, rows, strict=True)), warps, max(1, self.how.warps // warps)
 
     def outputs(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        blocks, _, most = self.blocks([operators.width_of(weight, self.columns) for weight in weights])
+        blocks, _, most = self.blocks([checks.width_of(weight, self.columns) for weight in weights])
         results = []
         for weight, (_, columns, _, rows) in zip(weights, blocks, strict=True):
             m, programs = weight.shape[0], operators.programs(weight, rows, most)
@@ -159,7 +160,7 @@ class QuantizeWeightsOperator(KernelOperator):
         for group in _groups(weights, self.count):
             given, sizes, programs = [], [], 0
             for weight, values, scale, scale_max, block in group:
-                rows = operators.whole_rows(weight)
+                rows = checks.whole_rows(weight)
                 given.append((rows, values, scale, scale_max, rows.stride(0), *rows.shape, scale_max.shape[0]))
                 sizes.append(block)
                 programs += scale_max.shape[0]
@@ -178,25 +179,18 @@ class QuantizeWeightsOperator(KernelOperator):
 
 
 @dataclass(frozen=True)
-class ProductsOperator(KernelOperator):
+class ProductsOperator(SpecOperator):
     """`Products`: sums of matrices and of products of two."""
 
     spec: Products
     how: ProductsLaunch
-
-    @property
-    def function(self) -> str:  # type: ignore[override]
-        return self.spec.function
-
-    @property
-    def schema(self) -> str:  # type: ignore[override]
-        return schema(self.spec.parameters, self.spec.results, "ScalarType dtype")
+    dtype = "ScalarType dtype"
 
     def outputs(self, *arguments: Any) -> Tensor:
         *tensors, dtype = arguments
         for name, tensor in zip(self.spec.parameters, tensors, strict=True):
             if not name.startswith("add_"):
-                operators.check_rows(tensor, self.spec.width, tensors[0].shape[0])
+                checks.check_rows(tensor, self.spec.width, tensors[0].shape[0])
         made: Tensor = tensors[0].new_empty((tensors[0].shape[0], self.spec.width), dtype=dtype)
         return made
 
@@ -216,27 +210,19 @@ class ProductsOperator(KernelOperator):
 
 
 @dataclass(frozen=True)
-class CastTransposeOperator(KernelOperator):
+class CastTransposeOperator(SpecOperator):
     """`CastTranspose`: a matrix and its transpose in FP8 under one scale."""
 
     spec: CastTranspose
     how: SquareLaunch
 
-    @property
-    def function(self) -> str:  # type: ignore[override]
-        return self.spec.function
-
-    @property
-    def schema(self) -> str:  # type: ignore[override]
-        return schema(self.spec.parameters, self.spec.results, changed=("overflow_stats",))
-
     def outputs(self, x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        operators.check_matrix(x)
+        checks.check_matrix(x)
         for name, tensor in zip(self.spec.how.parameters, given, strict=True):
             if name == "scale":
-                operators.check_scale(tensor)
+                checks.check_scale(tensor)
             elif name == "overflow_stats":
-                operators.check_overflow_stats(tensor)
+                checks.check_overflow_stats(tensor)
         m, n = x.shape
         fp8, float32 = FORMATS[self.spec.how.format].dtype, torch.float32
         tiles = (operators.tiles(x, self.how.tile),)

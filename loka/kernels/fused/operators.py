@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from loka.errors import InputError
 from loka.kernels import decomposition
+from loka.kernels.fused.launching import DirectCalls, Launch, flattened, launch, listed
 
 NAMESPACE = "loka_generated"
 
@@ -31,45 +31,63 @@ _cuda: dict[str, Callable[..., Any]] = {}  # GPU implementation of each operator
 _operators: dict[str, KernelOperator] = {}  # by name, too
 
 
-Launch = Callable[..., Any]  # `launch`, or what records its calls
-
-
-class KernelOperator:
+class KernelOperator(ABC):
     """The host's side of a kernel, of one family: what an operator takes, allocates, launches and computes on the CPU.
 
-    Families derive from this, each with the spec of what is computed and the launch that was chosen.
+    Families derive from this, each with what is computed and the launch that was chosen.
     """
 
-    function: str  # its name in a package
-    schema: str  # of the operator, as torch.library takes it: "(Tensor x) -> (Tensor, Tensor)"
     opaque = False  # whether the compiler must not look into the launch, as it calls torch in between
     flops = 0  # of its products, for each row of the first argument
 
+    @property
+    @abstractmethod
+    def function(self) -> str:
+        """Its name in a package."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> str:
+        """Of the operator, as torch.library takes it: "(Tensor x) -> (Tensor, Tensor)"."""
+
+    @abstractmethod
     def outputs(self, *arguments: Any) -> Any:
         """The results, allocated but not filled, after a check of the arguments: raises InputError.
 
         Also tells the compiler their shapes and dtypes, so that sizes may be symbolic. M is free in shapes, and P is
         the number of programs that a kernel is launched with.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any], launch: Launch) -> None:
         """Fill the results on a GPU, by the Triton kernels of a package's module `kernels`, each with `launch`.
 
         What is launched follows from the shapes, strides and dtypes of the arguments.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def reference(self, *arguments: Any) -> Any:
         """The results in torch: what runs on the CPU, and what a kernel is compared with."""
-        raise NotImplementedError
 
 
-def schema(parameters: Iterable[str], results: Collection[str], dtype: str = "", changed: Collection[str] = ()) -> str:
-    """A schema of tensors by name, and `dtype` as the last parameter: "ScalarType? dtype=None"."""
-    tensors = [f"Tensor{'(a!)' if name in changed else ''} {name}" for name in parameters]
-    taken = ", ".join([*tensors, dtype] if dtype else tensors)
-    return f"({taken}) -> {'Tensor' if len(results) == 1 else '(' + ', '.join(['Tensor'] * len(results)) + ')'}"
+class SpecOperator(KernelOperator):
+    """An operator of a spec, which names it, its tensor parameters and its results."""
+
+    spec: Any
+    dtype = ""  # a parameter after the tensors, the dtype of a result: "ScalarType dtype"
+
+    @property
+    def function(self) -> str:
+        name: str = self.spec.function
+        return name
+
+    @property
+    def schema(self) -> str:
+        changed = "overflow_stats"
+        tensors = [f"Tensor{'(a!)' if name == changed else ''} {name}" for name in self.spec.parameters]
+        taken = ", ".join([*tensors, self.dtype] if self.dtype else tensors)
+        results = ["Tensor"] * len(self.spec.results)
+        return f"({taken}) -> {results[0] if len(results) == 1 else '(' + ', '.join(results) + ')'}"
 
 
 def of_package(package: str, digest: str) -> Callable[[KernelOperator], Callable[..., Any]]:
@@ -91,8 +109,7 @@ def define(name: str, operator: KernelOperator, kernels: Callable[[], Any]) -> C
     `kernels` gives the module of Triton kernels, on a GPU alone. No result is an argument. A name contains a digest of
     the kernels' text and launches, so that the same name in two packages means the same: the operator is kept, and the
     last `kernels` is used, as the package of an earlier one may be gone. The operator has no derivative: it is called
-    inside a torch.autograd.Function. The function has `operator`, and its `reference`, as
-    attributes.
+    inside a torch.autograd.Function. The function has `operator`, and its `reference`, as attributes.
     """
 
     def cuda(*arguments: Any) -> Any:
@@ -108,7 +125,8 @@ def define(name: str, operator: KernelOperator, kernels: Callable[[], Any]) -> C
     overload: torch._ops.OpOverload = getattr(packet, name).default
 
     def run(*arguments: Any) -> Any:
-        if runs_directly() and is_plain(arguments) and first_of(arguments).is_cuda:
+        flat = flattened(arguments)
+        if runs_directly() and _PLAIN.issuperset(map(type, flat)) and flat[0].is_cuda:
             return _on_its_device(direct, *arguments)
         return overload(*arguments)
 
@@ -160,95 +178,6 @@ def runs_directly() -> bool:
     return not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
 
 
-MOST_PREPARED = 256  # calls of an operator that differ in shapes
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A call for arguments of some shapes: what is allocated, and what is launched on which of the tensors."""
-
-    results: tuple[tuple[tuple[Any, ...], torch.dtype], ...]  # shape and strides, and dtype
-    form: type  # of the results: a tuple, a list, or one tensor
-    launches: tuple[tuple[Any, ...], ...]  # kernel, grid, arguments but tensors, places of those, constants, warps
-
-
-class DirectCalls:
-    """Calls of one operator in plain eager mode on a GPU.
-
-    The first call with arguments of some shapes, strides and dtypes checks them and records what it allocates and
-    launches; further ones do the same again, which takes the host half the time. A call that makes further tensors in
-    between, such as contiguous copies, is not recorded.
-    """
-
-    def __init__(self, operator: KernelOperator, kernels: Callable[[], Any]) -> None:
-        self._operator, self._kernels = operator, kernels
-        self._prepared: dict[Any, _Prepared | None] = {}
-
-    def __call__(self, *arguments: Any) -> Any:
-        flat = flattened(arguments)
-        tensors = [x for x in flat if isinstance(x, Tensor)]
-        device = first_of(arguments).device
-        key = (device, *[(x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x for x in flat])
-        prepared = self._prepared.get(key)
-        if prepared is None:
-            return self._first(key, arguments, tensors)
-        made = [torch.empty_strided(*size, dtype=dtype, device=device) for size, dtype in prepared.results]
-        tensors += made
-        for kernel, grid, given, places, constants, warps in prepared.launches:
-            there = list(given)
-            for position, place in places:
-                there[position] = tensors[place]
-            launch(kernel, grid, *there, constants=constants, num_warps=warps)
-        return made[0] if prepared.form is Tensor else tuple(made) if prepared.form is tuple else made
-
-    def _first(self, key: Any, arguments: Sequence[Any], tensors: list[Tensor]) -> Any:
-        results = self._operator.outputs(*arguments)
-        known = [*tensors, *listed(results)]
-        places = {id(tensor): place for place, tensor in enumerate(known)}
-        launches: list[tuple[Any, ...]] = []
-        repeatable = len(places) == len(known)  # one tensor in two places could be two the next time
-
-        def recorded(kernel: Any, grid: Any, *given: Any, constants: tuple[object, ...] = (), num_warps: int) -> None:
-            nonlocal repeatable
-            launch(kernel, grid, *given, constants=constants, num_warps=num_warps)
-            at = [(i, places.get(id(x))) for i, x in enumerate(given) if isinstance(x, Tensor)]
-            repeatable = repeatable and all(place is not None for _, place in at)
-            numbers = tuple([None if isinstance(x, Tensor) else x for x in given])
-            launches.append((kernel, grid, numbers, tuple(at), constants, num_warps))
-
-        self._operator.launch(self._kernels(), listed(results), arguments, recorded)
-        if repeatable and launches:
-            if len(self._prepared) >= MOST_PREPARED:
-                self._prepared.clear()
-            made = tuple(((tensor.shape, tensor.stride()), tensor.dtype) for tensor in listed(results))
-            form = Tensor if isinstance(results, Tensor) else type(results)
-            self._prepared[key] = _Prepared(made, form, tuple(launches))
-        return results
-
-
-def listed(results: Any) -> Sequence[Tensor]:
-    """An operator's results as a sequence."""
-    return (results,) if isinstance(results, Tensor) else results
-
-
-def is_plain(arguments: Sequence[Any]) -> bool:
-    """True if no argument, nor a tensor in a list, stands for others."""
-    return _PLAIN.issuperset(map(type, flattened(arguments)))
-
-
-def flattened(arguments: Sequence[Any]) -> list[Any]:
-    """The arguments, those of lists one by one."""
-    if list not in map(type, arguments):
-        return list(arguments)
-    return [x for a in arguments for x in (a if type(a) is list else (a,))]
-
-
-def first_of(arguments: Sequence[Any]) -> Tensor:
-    """The first tensor of an operator's arguments, which may be in a list."""
-    first: Tensor = arguments[0][0] if type(arguments[0]) is list else arguments[0]
-    return first
-
-
 def deferred(module: str) -> Callable[[], Any]:
     """A function that imports the module on its first call, with Triton.
 
@@ -264,48 +193,6 @@ def deferred(module: str) -> Callable[[], Any]:
         return found
 
     return imported
-
-
-def launch(
-    kernel: Any, grid: tuple[int, ...], *arguments: Any, constants: tuple[object, ...] = (), num_warps: int
-) -> None:
-    """Launch a Triton kernel on tensors and integers, in the order of its parameters; the first is a tensor.
-
-    None stands for a tensor that is not there.
-
-    `constants` are the last parameters, those that are `tl.constexpr`.
-
-    Where AOTAutograd traces, the launch becomes a node of its graph. Otherwise the compiled kernel is remembered for
-    each set of what Triton specialises on (dtypes, alignment, divisibility), and later launches skip Triton's own
-    binding of arguments, which costs the host more than the launch.
-    """
-    if decomposition.is_traced(arguments[0]):
-        decomposition.launch(kernel, grid, *arguments, *constants, num_warps=num_warps)
-        return
-    device = arguments[0].get_device()
-    key = (device, num_warps, constants, *_specialization(arguments))
-    compiled_kernels = kernel.__dict__.setdefault("loka_compiled", {})
-    compiled = compiled_kernels.get(key)
-    if compiled is not None:
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        compiled[(*grid, 1, 1)](*arguments, *constants, stream=stream)
-        return
-    compiled = kernel[grid](*arguments, *constants, num_warps=num_warps)
-    if hasattr(compiled, "packed_metadata"):  # not so under Triton's interpreter
-        compiled_kernels[key] = compiled
-
-
-def _specialization(arguments: Iterable[Any]) -> list[object]:
-    """What Triton compiles a kernel for: at least all that two different kernels can differ in."""
-    found: list[object] = []
-    for argument in arguments:
-        if type(argument) is int:
-            found += argument == 1, argument % 16 == 0, argument >> 31
-        elif argument is None:
-            found.append(None)
-        else:
-            found += argument.dtype, argument.data_ptr() % 16
-    return found
 
 
 def known_to_inductor(qualified: str, fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -375,117 +262,13 @@ def multiprocessors(device: int | None) -> int:
     return count
 
 
-def check_rows(x: Tensor, width: int, rows: int | None = None) -> None:
-    """Raises InputError unless x is a floating matrix of (M, width), with M = `rows` if given.
-
-    Where a graph is traced, numbers of rows that come from data are not compared: the operator is opaque then, and
-    compares them when it runs.
-    """
-    if rows is not None and x.dim() == 2 and _differ(x.shape[0], rows):
-        raise InputError(
-            f"a kernel for matrices of {rows} rows got one of shape {tuple(x.shape)}; the package was generated for "
-            "inputs that are not broadcast: give them as many rows"
-        )
-    if x.dim() != 2 or x.shape[1] != width or not x.dtype.is_floating_point:
-        raise InputError(
-            f"a kernel for floating rows of {width} elements got {x.dtype} of shape {tuple(x.shape)}; the model is "
-            "not the one that the package was generated for, generate it again"
-        )
-
-
-def width_of(x: Tensor, widths: Collection[int]) -> int:
-    """The width of x (M, width). Raises InputError unless x is a floating matrix, and the width one of `widths`."""
-    if x.dim() == 2 and x.dtype.is_floating_point:
-        width = int(x.shape[1])
-        if width in widths:
-            return width
-    *first, last = map(str, widths)
-    raise InputError(
-        f"a kernel for floating rows of {', '.join(first)} or {last} elements got {x.dtype} of shape {tuple(x.shape)}; "
-        "the model is not the one that the package was generated for, generate it again"
-    )
-
-
-def check_vectors(width: int, *vectors: Tensor) -> None:
-    """Raises InputError unless each vector has `width` elements."""
-    for vector in vectors:
-        if vector.numel() != width:
-            raise InputError(
-                f"a kernel for rows of {width} elements got a vector of shape {tuple(vector.shape)}; the model is not "
-                "the one that the package was generated for, generate it again"
-            )
-
-
-def check_sample(x: Tensor, embeddings: int, dim: int) -> None:
-    """Raises InputError unless x is floating and (B, embeddings, dim)."""
-    if x.dim() != 3 or x.shape[1:] != (embeddings, dim) or not x.dtype.is_floating_point:
-        raise InputError(
-            f"a kernel for samples of {embeddings} embeddings of {dim} elements got {x.dtype} of shape "
-            f"{tuple(x.shape)}; the model is not the one that the package was generated for, generate it again"
-        )
-
-
-def check_joined(*parts: Tensor, width: int) -> None:
-    """Raises InputError unless each part is floating and (B, n_i, width)."""
-    for part in parts:
-        if part.dim() != 3 or part.shape[2] != width or not part.dtype.is_floating_point:
-            raise InputError(
-                f"a kernel that joins rows of {width} elements got {part.dtype} of shape {tuple(part.shape)}; the "
-                "model is not the one that the package was generated for, generate it again"
-            )
-
-
-def whole_rows(x: Tensor) -> Tensor:
-    """x (M, N) unchanged if each row is contiguous, whatever the row stride; otherwise a copy."""
-    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
-
-
-def whole_samples(x: Tensor) -> Tensor:
-    """x (B, n, d) unchanged if each sample is contiguous, whatever the batch stride; otherwise a copy."""
-    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
-
-
-def check_matrix(x: Tensor) -> None:
-    """Raises InputError unless x is a floating matrix."""
-    if x.dim() != 2 or not x.dtype.is_floating_point:
-        raise InputError(f"a kernel for a floating matrix got {x.dtype} of shape {tuple(x.shape)}; reshape it first")
-
-
-def check_scale(scale: Tensor) -> None:
-    """Raises InputError unless a static scale is a single float32 number in a tensor; its value is not read."""
-    if scale.numel() != 1 or scale.dtype != torch.float32:
-        raise InputError(
-            f"a kernel with a static scale needs it as one float32 number, not {scale.dtype} of shape "
-            f"{tuple(scale.shape)}; make it as torch.full((1, 1), scale, device=x.device)"
-        )
-
-
-def check_overflow_stats(overflow_stats: Tensor) -> None:
-    """Raises InputError unless the overflow statistics are (2,) int64; their values are not read."""
-    if overflow_stats.shape != (2,) or overflow_stats.dtype != torch.int64:
-        raise InputError(
-            "a kernel that counts what a scale does not hold needs overflow_stats of two int64, not "
-            f"{overflow_stats.dtype} of shape {tuple(overflow_stats.shape)}; make them as torch.zeros(2, "
-            "dtype=torch.int64, device=x.device)"
-        )
-
-
 def _on_its_device(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call `function` with the first argument's device as the current one, where Triton launches."""
-    device = first_of(arguments).get_device()
+    device = flattened(arguments)[0].get_device()
     if device == torch._C._cuda_getDevice():
         return function(*arguments)
     with torch.cuda.device(device):
         return function(*arguments)
-
-
-def _differ(size: int, other: int) -> bool:
-    """size != other, which becomes a guard where both are symbolic; False where that is not known before data are."""
-    if type(size) is int and type(other) is int:
-        return size != other
-    from torch.fx.experimental.symbolic_shapes import guard_or_false  # takes half a second, for sympy
-
-    return guard_or_false(size != other)
 
 
 def _at_most(size: int, limit: int) -> int:

@@ -335,14 +335,15 @@ def _import(module: str, names: Sequence[str]) -> str:
     return line if len(line) <= WIDTH else "\n".join([f"from {module} import (", *(f"    {n}," for n in names), ")"])
 
 
-_DEVICE_FUNCTIONS = KERNELS + "device_functions" + _SUFFIX
+_DEVICE_FUNCTIONS = [f"{KERNELS}device/{part}{_SUFFIX}" for part in ("activations", "rows", "matrices")]
 _CALL = re.compile(r"(?<![\w.])\w+(?=\()")
 _NAME = re.compile(r"^def (\w+)\(", re.MULTILINE)
 
 
 def device_functions(templates: Templates, context: Mapping[str, object]) -> dict[str, str]:
-    """The text of each function, by name, in the order of the template."""
-    texts = [text.strip("\n") + "\n" for text in templates.render(_DEVICE_FUNCTIONS, context).split("\n\n\n")]
+    """The text of each function, by name, in the order of the templates."""
+    rendered = "\n\n\n".join(templates.render(template, context) for template in _DEVICE_FUNCTIONS)
+    texts = [text.strip("\n") + "\n" for text in rendered.split("\n\n\n")]
     return {match[1]: text for text in texts if (match := _NAME.search(text)) is not None}
 
 

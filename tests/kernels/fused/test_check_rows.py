@@ -8,12 +8,12 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from loka.errors import InputError
-from loka.kernels.fused import operators
+from loka.kernels.fused import checks
 
 
 def test_matrices_of_the_width_and_the_rows_pass() -> None:
-    operators.check_rows(torch.zeros(3, 8), 8)
-    operators.check_rows(torch.zeros(3, 8), 8, 3)
+    checks.check_rows(torch.zeros(3, 8), 8)
+    checks.check_rows(torch.zeros(3, 8), 8, 3)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_matrices_of_the_width_and_the_rows_pass() -> None:
 )
 def test_others_are_refused(matrix: torch.Tensor, rows: int | None, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        operators.check_rows(matrix, 8, rows)
+        checks.check_rows(matrix, 8, rows)
 
 
 def test_rows_that_differ_in_a_traced_graph_are_refused() -> None:
@@ -36,26 +36,26 @@ def test_rows_that_differ_in_a_traced_graph_are_refused() -> None:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     first, second = (mode.from_tensor(torch.zeros(m, 8), symbolic_context=rows) for m in (3, 5))
     with mode, pytest.raises(InputError, match="a kernel for matrices of"):
-        operators.check_rows(first, 8, second.shape[0])
+        checks.check_rows(first, 8, second.shape[0])
 
 
 def test_rows_that_come_from_data_are_no_guard() -> None:
     shapes = ShapeEnv()
     with FakeTensorMode(shape_env=shapes):
         first, second = (torch.zeros(shapes.create_unbacked_symint(), 8) for _ in range(2))
-        operators.check_rows(first, 8, second.shape[0])
+        checks.check_rows(first, 8, second.shape[0])
     assert not shapes.guards
 
 
 def test_the_width_is_one_of_the_packages() -> None:
-    assert operators.width_of(torch.zeros(3, 8), {8: "a", 16: "b"}) == 8
+    assert checks.width_of(torch.zeros(3, 8), {8: "a", 16: "b"}) == 8
     with pytest.raises(InputError, match=r"floating rows of 8, 12 or 16 elements got torch.float32 of shape \(3, 9\)"):
-        operators.width_of(torch.zeros(3, 9), (8, 12, 16))
+        checks.width_of(torch.zeros(3, 9), (8, 12, 16))
     with pytest.raises(InputError, match="rows of 8 or 16 elements got"):
-        operators.width_of(torch.zeros(3, 8, dtype=torch.int64), (8, 16))
+        checks.width_of(torch.zeros(3, 8, dtype=torch.int64), (8, 16))
 
 
 def test_vectors_have_the_width_of_the_rows() -> None:
-    operators.check_vectors(8, torch.zeros(8), torch.zeros(8))
+    checks.check_vectors(8, torch.zeros(8), torch.zeros(8))
     with pytest.raises(InputError, match=r"rows of 8 elements got a vector of shape \(9,\)"):  # or it would be cut off
-        operators.check_vectors(8, torch.zeros(8), torch.zeros(9))
+        checks.check_vectors(8, torch.zeros(8), torch.zeros(9))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loka.devices.spec import ReduceLaunch
-from loka.kernels.fused import operators
+from loka.kernels.fused import launching, operators
 from loka.kernels.fused.matrix_operators import ReduceOperator
 
 
@@ -64,7 +64,7 @@ def numbers(kernel: Kernel) -> list[int]:
 def test_a_second_launch_uses_the_compiled_kernel(kernel: Kernel) -> None:
     x = torch.zeros(64, 32)
     for rows in (64, 32, 96):
-        operators.launch(kernel, (rows,), x, rows, num_warps=4)
+        launching.launch(kernel, (rows,), x, rows, num_warps=4)
     assert kernel.compiled == [{"num_warps": 4}]
     assert kernel.launched == [(0, (64, 1, 1)), (0, (32, 1, 1)), (0, (96, 1, 1))]
 
@@ -80,7 +80,7 @@ ALIGNED = torch.zeros(64)
 def test_what_triton_specialises_on_is_compiled_anew(kernel: Kernel, other: tuple[Tensor, int]) -> None:
     usual = (ALIGNED, 32)
     for tensor, number in (usual, other, usual, other):
-        operators.launch(kernel, (1,), tensor, number, num_warps=4)
+        launching.launch(kernel, (1,), tensor, number, num_warps=4)
     assert numbers(kernel) == [0, 1, 0, 1]
 
 
@@ -90,7 +90,7 @@ def test_warps_and_devices_have_kernels_of_their_own(kernel: Kernel) -> None:
         for index in (0, 1)
     )
     for tensor, warps in ((first, 4), (first, 8), (second, 4), (second, 4), (first, 4)):
-        operators.launch(kernel, (1,), tensor, num_warps=warps)
+        launching.launch(kernel, (1,), tensor, num_warps=warps)
     assert numbers(kernel) == [0, 1, 2, 2, 0]
 
 
@@ -100,7 +100,7 @@ def test_constants_come_last_and_have_kernels_of_their_own(kernel: Kernel, monke
         Compiled, "__getitem__", lambda self, grid: lambda *a, stream: given.append((self.number, *a[1:]))
     )
     for constants in ((256, 4), (256, 8), (256, 4), (4, 256)):
-        operators.launch(kernel, (1,), ALIGNED, 32, constants=constants, num_warps=4)
+        launching.launch(kernel, (1,), ALIGNED, 32, constants=constants, num_warps=4)
     assert given == [(0, 32, 256, 4), (1, 32, 256, 8), (0, 32, 256, 4), (2, 32, 4, 256)]
 
 
@@ -108,11 +108,12 @@ def test_what_is_not_a_compiled_kernel_is_not_kept(kernel: Kernel, monkeypatch: 
     """Triton's interpreter returns None from a launch."""
     monkeypatch.delattr(Compiled, "packed_metadata")
     for _ in range(2):
-        operators.launch(kernel, (1,), ALIGNED, num_warps=4)
+        launching.launch(kernel, (1,), ALIGNED, num_warps=4)
     assert len(kernel.compiled) == 2
 
 
 class PlusOne(operators.KernelOperator):
+    function = "plus_one"
     schema = "(Tensor x) -> Tensor"
 
     def __init__(self, seen: list[object]) -> None:
@@ -195,6 +196,7 @@ def test_a_package_of_another_version_is_told_to_be_generated_again() -> None:
 class Doubles(operators.KernelOperator):
     """Launches `kernel` on its arguments and its result, and on a copy of an argument with gaps."""
 
+    function = "doubles"
     schema = "(Tensor x, Tensor y) -> Tensor"
 
     def __init__(self, kernel: Kernel) -> None:
@@ -213,9 +215,9 @@ class Doubles(operators.KernelOperator):
 def doubles(kernel: Kernel, monkeypatch: pytest.MonkeyPatch):
     """A direct call on the CPU, the operator, and the arguments of each launch."""
     given: list[tuple[object, ...]] = []
-    monkeypatch.setattr(operators, "launch", lambda kernel, grid, *rest, **named: given.append((grid, *rest)))
+    monkeypatch.setattr(launching, "launch", lambda kernel, grid, *rest, **named: given.append((grid, *rest)))
     operator = Doubles(kernel)
-    return operators.DirectCalls(operator, lambda: None), operator, given
+    return launching.DirectCalls(operator, lambda: None), operator, given
 
 
 def test_a_second_call_of_equal_shapes_launches_the_same_on_its_own_tensors(doubles) -> None:
@@ -254,7 +256,7 @@ def test_strides_and_dtypes_are_checked_anew(doubles) -> None:
 
 def test_operands_in_a_list_are_launched_by_their_places(doubles) -> None:
     _, _, given = doubles
-    call = operators.DirectCalls(ReduceOperator(3, ReduceLaunch(columns=16, rows=128, warps=8)), mock.Mock)
+    call = launching.DirectCalls(ReduceOperator(3, ReduceLaunch(columns=16, rows=128, warps=8)), mock.Mock)
     for _ in range(2):
         partials = [torch.randn(4, 32), torch.randn(4, 48)]
         totals = call(partials, torch.bfloat16)

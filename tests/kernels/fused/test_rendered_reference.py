@@ -250,6 +250,7 @@ def test_one_graph_under_the_compiler(package, dynamic):
 
 
 class AddsOne(operators.KernelOperator):
+    function = "adds_one"
     schema = "(Tensor x) -> Tensor"
 
     def __init__(self, calls: list[str]) -> None:

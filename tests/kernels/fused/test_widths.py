@@ -61,6 +61,12 @@ def test_all_widths_run_and_another_is_refused(tmp_path):
             package.run(quantizer(64), x)
 
 
+def test_an_operator_of_one_width_says_which(tmp_path):
+    package = write_package(tmp_path / "one_width", [quantizer(64)])
+    with pytest.raises(InputError, match=r"kernel for floating rows of 64 elements got torch\.float32"):
+        package.run(quantizer(64), torch.zeros(5, 8))
+
+
 def test_one_kernel_for_specs_that_the_text_does_not_tell_apart():
     backwards = [NormBackward(64, "layer_norm", True, True, eps, None, False, True) for eps in (1e-5, 1e-6)]
     (rendered,) = render_all(backwards, load_templates())

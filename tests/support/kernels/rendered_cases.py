@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loka.devices.spec import RowLaunch
-from loka.kernels.fused import operators
+from loka.kernels.fused.launching import launch
 from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose, Transpose
 from loka.kernels.fused.norm.norm_spec import GATES, NormBackward, NormForward, Spec
 from loka.kernels.fused.quantize_weights import QuantizeWeights
@@ -82,7 +82,7 @@ class Package:
         operator, given = getattr(self.fused, spec.function).operator, as_taken(spec, arguments)
         made = operator.outputs(*given)
         results = [made] if isinstance(made, Tensor) else made
-        operator.launch(self.triton_kernels, results, given, operators.launch)
+        operator.launch(self.triton_kernels, results, given, launch)
         return dict(zip(spec.results, results, strict=True))
 
     def run(self, spec: Spec, *arguments: object) -> dict[str, Tensor]:

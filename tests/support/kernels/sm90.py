@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loka.kernels.fused import operators
+from loka.kernels.fused.launching import listed
 from loka.numerics.enums import Format
 from tests.support.kernels.rendered_cases import Package, as_taken
 
@@ -61,7 +61,7 @@ def launches(package: Package, spec: Any, element: str = "bf16", **others: str) 
     operator = getattr(package.fused, spec.function).operator
     given = as_taken(spec, arguments_like(spec, _ELEMENTS[element], {n: _ELEMENTS[e] for n, e in others.items()}))
     results = operator.outputs(*given)
-    operator.launch(package.triton_kernels, operators.listed(results), given, launch)
+    operator.launch(package.triton_kernels, listed(results), given, launch)
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loka.kernels.fused import operators
+from loka.kernels.fused import checks, operators
 from loka.kernels.fused.cross.cross_kernel import CrossBackward, CrossConfiguration
 from loka.kernels.fused.cross.cross_reference import cross_backward
 from loka.kernels.fused.interaction import fm_reference
@@ -23,23 +23,16 @@ from loka.kernels.fused.interaction.concat_norm import (
 from loka.kernels.fused.interaction.concat_norm_reference import concat_norm_backward, concat_norm_forward
 from loka.kernels.fused.interaction.fm import FmBackward, FmConfiguration, FmForward, padded
 from loka.kernels.fused.kernel_values import padded_width
-from loka.kernels.fused.operators import KernelOperator, Launch, schema
+from loka.kernels.fused.launching import Launch
+from loka.kernels.fused.operators import SpecOperator
 
 
 @dataclass(frozen=True)
-class FmOperator(KernelOperator):
+class FmOperator(SpecOperator):
     """`FmForward` or `FmBackward`."""
 
     spec: FmForward | FmBackward
     how: FmConfiguration
-
-    @property
-    def function(self) -> str:  # type: ignore[override]
-        return self.spec.function
-
-    @property
-    def schema(self) -> str:  # type: ignore[override]
-        return schema(self.spec.parameters, self.spec.results)
 
     @property
     def flops(self) -> int:  # type: ignore[override]
@@ -49,7 +42,7 @@ class FmOperator(KernelOperator):
     def outputs(self, *arguments: Tensor) -> Any:
         given, sizes = dict(zip(self.spec.parameters, arguments, strict=True)), self.spec.sizes
         x = given["x"]
-        operators.check_sample(x, sizes.embeddings, sizes.dim)
+        checks.check_sample(x, sizes.embeddings, sizes.dim)
         batch = x.shape[0]
         if isinstance(self.spec, FmForward):
             products = x.new_empty((batch, sizes.embeddings, sizes.rank))
@@ -70,7 +63,7 @@ class FmOperator(KernelOperator):
         shape = (sizes.embeddings, sizes.dim, sizes.rank, sizes.made, *held)
         by_sample = ("dcompressed", "passed")
         for name in self.spec.parameters:
-            given[name] = operators.whole_samples(given[name]) if name in by_sample else given[name].contiguous()
+            given[name] = checks.whole_samples(given[name]) if name in by_sample else given[name].contiguous()
         names: tuple[str, ...]
         if isinstance(self.spec, FmForward):
             names = ("x", "rank", "compress", "products", "compressed")
@@ -91,20 +84,15 @@ class FmOperator(KernelOperator):
 
 
 @dataclass(frozen=True)
-class ConcatNormOperator(KernelOperator):
+class ConcatNormOperator(SpecOperator):
     """`ConcatNormForward` or `ConcatNormBackward`."""
 
     spec: ConcatNormForward | ConcatNormBackward
     how: ConcatNormConfiguration
 
     @property
-    def function(self) -> str:  # type: ignore[override]
-        return self.spec.function
-
-    @property
-    def schema(self) -> str:  # type: ignore[override]
-        forward = isinstance(self.spec, ConcatNormForward)
-        return schema(self.spec.parameters, self.spec.results, "ScalarType dtype" if forward else "")
+    def dtype(self) -> str:  # type: ignore[override]
+        return "ScalarType dtype" if isinstance(self.spec, ConcatNormForward) else ""
 
     def _named(self, arguments: Sequence[Any]) -> tuple[dict[str, Any], list[Tensor]]:
         """The arguments by name, without the parts, and the parts."""
@@ -117,7 +105,7 @@ class ConcatNormOperator(KernelOperator):
     def outputs(self, *arguments: Any) -> Any:
         given, parts = self._named(arguments)
         width, first, float32 = self.spec.width, parts[0], torch.float32
-        operators.check_joined(*parts, width=width)
+        checks.check_joined(*parts, width=width)
         residual = given.get("residual")
         if isinstance(self.spec, ConcatNormForward):
             joined = (first.shape[0], sum(part.shape[1] for part in parts), width)
@@ -171,19 +159,11 @@ class ConcatNormOperator(KernelOperator):
 
 
 @dataclass(frozen=True)
-class CrossOperator(KernelOperator):
+class CrossOperator(SpecOperator):
     """`CrossBackward`."""
 
     spec: CrossBackward
     how: CrossConfiguration
-
-    @property
-    def function(self) -> str:  # type: ignore[override]
-        return self.spec.function
-
-    @property
-    def schema(self) -> str:  # type: ignore[override]
-        return schema(self.spec.parameters, self.spec.results)
 
     def _programs(self, product: Tensor) -> int:
         return operators.programs_for(product.shape[0], product.device, self.how.rows, self.how.programs)
@@ -192,7 +172,7 @@ class CrossOperator(KernelOperator):
         width = self.spec.width
         for name, tensor in zip(self.spec.parameters, arguments, strict=True):
             if name != "bias":
-                operators.check_rows(tensor, width)
+                checks.check_rows(tensor, width)
         _, product, factor, *_ = arguments
         m = product.shape[0]
         made = (product.new_empty((m, width)), factor.new_empty((m, width)))

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loka.kernels.fused import operators
+from loka.kernels.fused import checks, operators
 from loka.kernels.fused.kernel_values import padded_width
+from loka.kernels.fused.launching import Launch
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.fused_cast_transpose import MOST_TILES, FusedCastTranspose, TransposeTile
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import MAXIMA, SUMS, Rows, WideRows, wide_norm_passes
-from loka.kernels.fused.operators import KernelOperator, Launch, schema
+from loka.kernels.fused.operators import SpecOperator
 from loka.kernels.fused.quantization import Quantization
 from loka.numerics.quantize import FORMATS
 
@@ -37,41 +38,41 @@ BACKWARD_POINTERS = (
 )
 
 
-class _NormOperator(KernelOperator):
+class _NormOperator(SpecOperator):
     """What all kernels of norms and quantizers have in common: arguments, the table of results, the reference."""
 
-    spec: NormForward | NormBackward
-    names: tuple[tuple[str, ...], tuple[str, ...]]  # of parameters and results
+    spec: NormForward | NormBackward | FusedCastTranspose
 
     @property
-    def function(self) -> str:  # type: ignore[override]
-        return self.spec.function
+    def norm(self) -> NormForward | NormBackward:
+        """What is computed, with or without a transposed copy beside it."""
+        return self.spec.spec if isinstance(self.spec, FusedCastTranspose) else self.spec
 
     @property
-    def schema(self) -> str:  # type: ignore[override]
+    def dtype(self) -> str:  # type: ignore[override]
         takes_dtype = isinstance(self.spec, NormForward) and self.spec.takes_dtype
-        return schema(*self.names, "ScalarType? dtype=None" if takes_dtype else "", changed=("overflow_stats",))
+        return "ScalarType? dtype=None" if takes_dtype else ""
 
     def check(self, arguments: Sequence[Any], width: int) -> None:
         """Raises InputError for arguments, beside the first, that a kernel for rows of that width does not take."""
-        for name, tensor in zip(self.names[0][1:], arguments[1:], strict=False):
+        for name, tensor in zip(self.spec.parameters[1:], arguments[1:], strict=False):
             if name in MATRICES:
-                operators.check_rows(tensor, width, arguments[0].shape[0])
+                checks.check_rows(tensor, width, arguments[0].shape[0])
             elif name in VECTORS:
-                operators.check_vectors(width, tensor)
+                checks.check_vectors(width, tensor)
             elif name == "scale":
-                operators.check_scale(tensor)
+                checks.check_scale(tensor)
             elif name == "overflow_stats":
-                operators.check_overflow_stats(tensor)
+                checks.check_overflow_stats(tensor)
 
     def allocated(self, arguments: Sequence[Any], width: int, programs: int, parts: int) -> Any:
         """The results by the table of their shapes; `parts` are those of sums of columns."""
-        parameters, results = self.names
-        first, how = arguments[0], self.spec.how
+        parameters, spec, how = self.spec.parameters, self.norm, self.norm.how
+        first = arguments[0]
         m = first.shape[0]
         dtype = arguments[len(parameters)] if len(arguments) > len(parameters) else None
         fp8, float32, own = FORMATS[how.format].dtype, torch.float32, dtype or first.dtype
-        columns = self.spec.columns if self.spec.columns != self.spec.width else width
+        columns = spec.columns if spec.columns != spec.width else width
         outer = arguments[parameters.index("residual_grad_in")].dtype if "residual_grad_in" in parameters else own
         scale = {"rowwise": (m, 1), "blockwise": (m, (width + 127) // 128)}.get(how.scaling, (1, 1))
         shapes: dict[str, tuple[tuple[Any, ...], torch.dtype]] = {
@@ -89,12 +90,12 @@ class _NormOperator(KernelOperator):
             "rstd": ((m,), float32),
             **dict.fromkeys(SUMS_OF_COLUMNS, ((parts, width), float32)),
         }
-        made = tuple([first.new_empty(shapes[name][0], dtype=shapes[name][1]) for name in results])
+        made = tuple([first.new_empty(shapes[name][0], dtype=shapes[name][1]) for name in self.spec.results])
         return made if len(made) > 1 else made[0]
 
     def reference(self, *arguments: Any) -> Any:
-        (parameters, results), spec, how = self.names, self.spec, self.spec.how
-        given = dict(zip((*parameters, "dtype"), arguments, strict=False))
+        results, spec, how = self.spec.results, self.norm, self.norm.how
+        given = dict(zip((*self.spec.parameters, "dtype"), arguments, strict=False))
         dtype = given.pop("dtype", None) or arguments[0].dtype
         quantizing = {name: given.pop(name) for name in how.parameters} if spec.quantize else {}
         norm: dict[str, Any] = {"norm": spec.norm, "activation": spec.activation, "eps": spec.eps, "block": spec.block}
@@ -118,8 +119,8 @@ class _NormOperator(KernelOperator):
 
     def contiguous(self, arguments: Sequence[Any]) -> list[Any]:
         """The tensors among the arguments as a kernel reads them: the first by whole rows, the others contiguous."""
-        rest = (tensor.contiguous() for tensor in arguments[1 : len(self.names[0])])
-        return [operators.whole_rows(arguments[0]), *rest]
+        rest = (tensor.contiguous() for tensor in arguments[1 : len(self.spec.parameters)])
+        return [checks.whole_rows(arguments[0]), *rest]
 
 
 def quantized(how: Quantization, y: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
@@ -139,14 +140,10 @@ class NormOperator(_NormOperator):
     launches: Mapping[int, Rows]  # by width
 
     @cached_property
-    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:  # type: ignore[override]
-        return self.spec.parameters, self.spec.results
-
-    @cached_property
     def _pointers(self) -> tuple[int | None, ...]:
         """The place of each of the kernel's pointers among parameters and results."""
         pointers = FORWARD_POINTERS if isinstance(self.spec, NormForward) else BACKWARD_POINTERS
-        there = ["out" if name in _OUT else name for name in (*self.names[0], *self.names[1])]
+        there = ["out" if name in _OUT else name for name in (*self.spec.parameters, *self.spec.results)]
         return tuple(there.index(name) if name in there else None for name in pointers)
 
     @cached_property
@@ -164,7 +161,7 @@ class NormOperator(_NormOperator):
 
     def outputs(self, *arguments: Any) -> Any:
         first = arguments[0]
-        width = operators.width_of(first, self.launches)
+        width = checks.width_of(first, self.launches)
         self.check(arguments, width)
         programs = operators.programs(first, self.launches[width].least, self.launches[width].programs)
         return self.allocated(arguments, width, programs, programs)
@@ -196,10 +193,6 @@ class WideNormOperator(_NormOperator):
     spec: NormForward | NormBackward
     rows: WideRows
 
-    @cached_property
-    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:  # type: ignore[override]
-        return self.spec.parameters, self.spec.results
-
     @property
     def opaque(self) -> bool:  # type: ignore[override]
         """The compiler would add up the sums of rows in another order than torch."""
@@ -215,7 +208,7 @@ class WideNormOperator(_NormOperator):
         return parts * rows.across, parts
 
     def outputs(self, *arguments: Any) -> Any:
-        operators.check_rows(arguments[0], self.spec.width)
+        checks.check_rows(arguments[0], self.spec.width)
         self.check(arguments, self.spec.width)
         return self.allocated(arguments, self.spec.width, *self._parts(arguments[0]))
 
@@ -247,34 +240,22 @@ class WideNormOperator(_NormOperator):
 class FusedCastTransposeOperator(_NormOperator):
     """A kernel that writes values and their transpose, tile by tile."""
 
-    both: FusedCastTranspose
+    spec: FusedCastTranspose
     tile: TransposeTile
-
-    @property
-    def spec(self) -> NormForward | NormBackward:  # type: ignore[override]
-        return self.both.spec
-
-    @property
-    def function(self) -> str:  # type: ignore[override]
-        return self.both.function
-
-    @cached_property
-    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:  # type: ignore[override]
-        return self.both.parameters, self.both.results
 
     def _parts(self, first: Tensor) -> int:
         """How many tiles there are one below the other: each has programs of its own."""
         return operators.programs(first, self.tile.rows, MOST_TILES)
 
     def outputs(self, *arguments: Any) -> Any:
-        operators.check_rows(arguments[0], self.both.width)
-        self.check(arguments, self.both.width)
+        checks.check_rows(arguments[0], self.spec.width)
+        self.check(arguments, self.spec.width)
         parts = self._parts(arguments[0])
-        return self.allocated(arguments, self.both.width, parts, parts)
+        return self.allocated(arguments, self.spec.width, parts, parts)
 
     def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any], launch: Launch) -> None:
         tensors = self.contiguous(arguments)
-        programs = self._parts(tensors[0]) * -(-self.both.width // self.tile.columns)
+        programs = self._parts(tensors[0]) * -(-self.spec.width // self.tile.columns)
         kernel = getattr(kernels, f"_{self.function}")
         sizes = (tensors[0].stride(0), tensors[0].shape[0])
         launch(kernel, (programs,), *tensors, *results, *sizes, num_warps=self.tile.warps)
