@@ -38,9 +38,10 @@ def width_of(x: Tensor, widths: Collection[int]) -> int:
         if width in widths:
             return width
     *first, last = map(str, widths)
+    known = f"{', '.join(first)} or {last}" if first else last
     raise InputError(
-        f"a kernel for floating rows of {', '.join(first) + ' or ' if first else ''}{last} elements got {x.dtype} of shape "
-        f"{tuple(x.shape)}; the model is not the one that the package was generated for, generate it again"
+        f"a kernel for floating rows of {known} elements got {x.dtype} of shape {tuple(x.shape)}; the model is "
+        "not the one that the package was generated for, generate it again"
     )
 
 

@@ -131,9 +131,3 @@ def flattened(arguments: Sequence[Any]) -> list[Any]:
     if list not in map(type, arguments):
         return list(arguments)
     return [x for a in arguments for x in (a if type(a) is list else (a,))]
-
-
-def first_of(arguments: Sequence[Any]) -> Tensor:
-    """The first tensor of an operator's arguments, which may be in a list."""
-    first: Tensor = arguments[0][0] if type(arguments[0]) is list else arguments[0]
-    return first

@@ -138,10 +138,5 @@ class Quantization:
         """The values' dtype in Triton."""
         return "tl.float8e4nv" if self.format is Format.E4M3 else "tl.float8e5"
 
-    @property
-    def torch_type(self) -> str:
-        """The values' dtype in torch."""
-        return str(FORMATS[self.format].dtype)
-
 
 ROWWISE = Quantization()

@@ -24,7 +24,6 @@ from loka.numerics.quantize import FORMATS
 VECTORS = ("add", "weight", "bias")
 MATRICES = ("residual_grad_in", "x", "times", "residual")  # beside the first parameter
 SUMS_OF_COLUMNS = ("dweight", "dbias", "dadd")
-_BY_PROGRAM = ("scale_max", "amax", "overflow")
 _OUT = ("values", "out", "dx")  # of a kernel `out_ptr`
 
 # The kernels' pointers, in order; one is None where the operator has no such parameter or result.
