@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "6e956acd7504bac81f340cdca7d10725caa8b30fdd9a47478f398006396c2017"
+STAMP = "d91aab3cb6c8a03e50c8bf5c8f1fa12b4b4b0036334249ad2a473d9e884c5a29"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "6e956acd7504bac81f340cdca7d10725caa8b30fdd9a47478f398006396c2017"
+STAMP = "d91aab3cb6c8a03e50c8bf5c8f1fa12b4b4b0036334249ad2a473d9e884c5a29"
 
 kernel = operators.of_package(__package__, "49e76d80")
 

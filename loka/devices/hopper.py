@@ -130,8 +130,8 @@ _LAUNCHES = LaunchTables(
 # up to 1.5.
 _HOST = HostCosts(
     measured_on="the host of an NVIDIA H200",
-    torch={Execution.EAGER: 42.0, Execution.COMPILED: 46.0, Execution.GRAPH: 0.0},
-    generated={Execution.EAGER: 82.0, Execution.COMPILED: 47.0, Execution.GRAPH: 0.0},
+    torch={Execution.EAGER: 42.0, Execution.COMPILED: 46.0},
+    generated={Execution.EAGER: 82.0, Execution.COMPILED: 47.0},
 )
 
 H100 = DeviceSpec(

@@ -15,7 +15,13 @@ class Execution(StrEnum):
 
     EAGER = "eager"
     COMPILED = "compiled"  # under torch.compile, without a CUDA graph
-    GRAPH = "graph"  # captured or replayed in CUDA graphs: the host launches nothing by itself
+    REDUCE_OVERHEAD = "reduce-overhead"  # torch.compile's mode: CUDA graphs of what is compiled
+    GRAPH = "graph"  # the whole step captured as a CUDA graph
+
+    @property
+    def replays(self) -> bool:
+        """True if CUDA graphs are replayed: launches cost the host nothing."""
+        return self in (Execution.REDUCE_OVERHEAD, Execution.GRAPH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +33,8 @@ class HostCosts:
     """
 
     measured_on: str
-    torch: Mapping[Execution, float]  # of the model's own operations
-    generated: Mapping[Execution, float]  # of generated kernels and FP8 GEMMs
+    torch: Mapping[Execution, float]  # of the model's own operations; none for what is replayed
+    generated: Mapping[Execution, float]  # of generated kernels and FP8 GEMMs; likewise
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,11 +33,13 @@ from loka.plan.mod_words import describe_adaptations, describe_changes
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
 from loka.policy.checks import package_name
+from loka.policy.policy import RECOMMENDED_EXECUTION
 
 HEAD = 16  # output features up to which a GEMM is kept: a head's few outputs cost little and carry the prediction
 NARROW = 16  # input features up to which a GEMM is kept
 _VERBS = frozenset({"build", "make", "create", "get", "new", "load", "init", "construct", "factory", "main"})
 _MODELS = frozenset({"model", "module", "net", "network", "nn", "the", "a", "my"})  # words that name no model
+_EXECUTION = "how it is trained: loka tune measures steps so; or compiled, eager, graph"
 _COMPUTE = "auto: FP8 where the evidence allows it; fp8: wherever it can run; keep: as the model has it"
 LARGEST = 5  # sites in the comment
 MANY = 1000  # sites beyond which a draft is not planned: thousands of layers take a minute
@@ -161,6 +163,7 @@ def draft_policy(
         f"model: {{{', '.join(model)}}}",
         *_train(options),
         f"target: {DEFAULT_TARGET}",
+        f"execution: {{mode: {RECOMMENDED_EXECUTION.value}}} # {_EXECUTION}",
         "",
         "defaults:",
         f"  compute: {compute.value} # {_COMPUTE}",

@@ -282,7 +282,7 @@ class TunedStep:
     best_fp8_ms: Milliseconds | None  # the fastest candidate with FP8; None if none ran
     best_fp8_noise: Duration | None  # of its speed-up over BF16, as a share
     is_native: bool  # the winner is the model as it is
-    execution: str  # how both were run: eager, compiled or graph
+    execution: str  # how both were run, an `Execution`
     device: str  # "NVIDIA H200"
     date: str  # UTC, to the minute
 

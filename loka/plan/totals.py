@@ -12,6 +12,7 @@ from loka.plan.plan import Plan, StepTime
 from loka.plan.select.interaction_times import step_times
 
 _NOTHING = 0.005  # a change of speed that is none
+_REPLAYED = 'under torch.compile(mode="reduce-overhead") (execution: {mode: reduce-overhead}), or '
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +122,16 @@ class StepPrediction:
 
 
 def predicted_step(plan: Plan, total: Total) -> StepPrediction | None:
-    """The prediction for a whole step; None unless the policy says how the model runs."""
+    """The prediction for a whole step; None unless the policy says how the model runs.
+
+    Nor is there one where CUDA graphs are replayed and the policy says nothing of the rest of a step.
+    """
     execution = plan.execution
     if execution is None or total.host_us is None or total.as_is_host_us is None:
         return None
     host, gpu = 1e3 * execution.host_ms, 1e3 * execution.gpu_ms
+    if execution.mode.replays and not host and not gpu:
+        return None
     return StepPrediction(host + total.host_us, host + total.as_is_host_us, gpu + total.us, gpu + total.as_is_us)
 
 
@@ -139,8 +145,8 @@ def format_host(plan: Plan, total: Total) -> str:
         return ""
     if step.waits_for_host:
         verdict = (
-            f"the step waits for the host, {format_speedup(step.speedup)} over BF16; in CUDA "
-            "graphs (execution: {mode: graph}), or with a larger batch, it would wait for the GPU"
+            f"the step waits for the host, {format_speedup(step.speedup)} over BF16; "
+            f"{'' if plan.execution.mode.replays else _REPLAYED}with a larger batch it would wait for the GPU"
         )
     else:
         verdict = f"the step waits for the GPU, {format_speedup(step.speedup)} over BF16"

@@ -37,6 +37,9 @@ class ModelSpec:
     batches: str | None = None  # of training: their first inputs are the example where nothing else gives one
 
 
+RECOMMENDED_EXECUTION = Execution.REDUCE_OVERHEAD  # measured first, and where a policy says nothing
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutionSpec:
     """How the model runs, and what a step takes besides the sites of the plan, in milliseconds."""
@@ -207,6 +210,11 @@ class Policy:
     ne_percent: float | None = None  # the largest predicted change of NE by the whole plan; None: no limit
     tree: Node = field(default=Node(Place("", 0, 0), Place("", 0, 0)), repr=False, compare=False)
     named: tuple[str, ...] = ()  # the files as named in messages, in the order of `files`
+
+    @property
+    def measured_execution(self) -> Execution:
+        """How `loka tune` runs its steps: as `execution` says, otherwise as is recommended."""
+        return self.execution.mode if self.execution is not None else RECOMMENDED_EXECUTION
 
     @property
     def profile_name(self) -> str | None:

@@ -339,8 +339,9 @@ class ExecutionSetting(SchemaModel):
 
     mode: Annotated[Execution, Strict(False)] = Field(
         title="Mode",
-        description="eager: no torch.compile. compiled: under torch.compile, without CUDA graphs. graph: captured or "
-        "replayed as CUDA graphs, where the host launches nothing.",
+        description="eager: no torch.compile. compiled: under torch.compile, without CUDA graphs. reduce-overhead: "
+        'under torch.compile(mode="reduce-overhead"), which replays CUDA graphs of what it compiled; recommended. '
+        "graph: the whole step captured as one CUDA graph. In the last two the host launches nothing of the model.",
     )
     host_ms: _Milliseconds | None = doc(
         "Other host time",

@@ -83,7 +83,7 @@ def test_a_record_has_every_candidate(policy: Policy) -> None:
         2.0,
     )
     assert (record.date, record.step) == ("2026-11-23T12:00Z", "made up")
-    assert (record.key.target, record.key.batch_size, record.key.execution) == ("h100", 16, None)
+    assert (record.key.target, record.key.batch_size, record.key.execution) == ("h100", 16, "reduce-overhead")
     fused = next(each for each in record.candidates if each.title == FUSED)
     assert (fused.step_ms, fused.speedup, fused.noise, fused.failure) == (None, None, None, "out of registers")
     native = next(each for each in record.candidates if each.title == NATIVE_TITLE)
@@ -117,7 +117,7 @@ def test_switches_that_gain_are_measured_together(policy: Policy, monkeypatch: p
 
 def test_a_model_that_does_not_run_is_no_base(policy: Policy) -> None:
     broken = outcome_of(MODEL_BASELINE, failure="no such operator")
-    with pytest.raises(CheckFailedError, match=r"does not run here, .*: no such operator"):
+    with pytest.raises(CheckFailedError, match=r"does not run here \(reduce-overhead\), .*: no such operator; .*mode: compiled"):
         tune(policy, MadeUpSteps(bf16=broken))
 
 
@@ -175,9 +175,15 @@ def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_turns")
 @pytest.mark.parametrize(
-    ("execution", "compiled", "captured"), [("", True, False), ("eager", False, False), ("graph", True, True)]
+    ("execution", "modes", "captured"),
+    [
+        ("", ["reduce-overhead"] * 2, False),
+        ("compiled", [None] * 2, False),
+        ("eager", [], False),
+        ("graph", [None] * 2, True),
+    ],
 )
-def test_steps_run_as_the_policy_says(tmp_path: Path, execution: str, compiled: bool, captured: bool) -> None:
+def test_steps_run_as_the_policy_says(tmp_path: Path, execution: str, modes: list[str | None], captured: bool) -> None:
     more = f"execution: {{mode: {execution}}}\n" if execution else ""
     policy = safe_policy(tmp_path / "clicks.yaml", POLICY + more)
     found = {each.title: each for each in Candidates(policy).found()}
@@ -192,7 +198,7 @@ def test_steps_run_as_the_policy_says(tmp_path: Path, execution: str, compiled: 
     assert beside is not None
     assert beside.speedups == (1.0, 1.0, 1.0)
     assert own.beside == beside.rounds
-    assert device.compiled_modes == ([None] * 2 if compiled else [])
+    assert device.compiled_modes == modes
     assert device.captures == (2 if captured else 0)
 
 

@@ -72,7 +72,7 @@ def kept(policy: Policy, record: TunedRecord) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", ["", "execution: {mode: graph}", "execution: {mode: eager}"], ids=["unsaid", "graph", "eager"]
+    "more", ["", "execution: {mode: compiled}", "execution: {mode: graph}"], ids=["unsaid", "compiled", "graph"]
 )
 def test_a_measured_step_confirms_the_plan(written: Path, more: str) -> None:
     policy = policy_in(written, here(), more)

@@ -57,8 +57,9 @@ def test_without_an_execution_nothing_is_priced(decided) -> None:
     assert all(plan.timing.chosen.host_us is None is plan.timing.as_is.host_us for plan in plans)
 
 
-def test_in_graphs_the_plan_is_that_of_the_gpu(decided) -> None:
-    plans = decided(ExecutionSpec(Execution.GRAPH, 0.0, 0.0))
+@pytest.mark.parametrize("mode", [Execution.REDUCE_OVERHEAD, Execution.GRAPH])
+def test_in_graphs_the_plan_is_that_of_the_gpu(decided, mode: Execution) -> None:
+    plans = decided(ExecutionSpec(mode, 0.0, 0.0))
     assert [plan.gemms for plan in plans] == [plan.gemms for plan in decided(None)]
     assert all(plan.timing.chosen.host_us == 0.0 for plan in plans)
 
@@ -147,7 +148,7 @@ def test_a_policy_says_how_the_model_runs(plan) -> None:
     eager = plan("execution: {mode: eager, host_ms: 1}")
     assert eager.execution == ExecutionSpec(Execution.EAGER, 1.0, 0.0)
     assert "the step waits for the host, 0." in host_line(eager)
-    assert "execution: {mode: graph}" in host_line(eager)
+    assert "execution: {mode: reduce-overhead}" in host_line(eager)
     waiting = replace(eager, execution=ExecutionSpec(Execution.EAGER, 1.0, 90.0))
     assert "the step waits for the GPU, 1.00x over BF16" in host_line(waiting)
     assert host_line(replace(eager, execution=None)) == ""
@@ -156,7 +157,7 @@ def test_a_policy_says_how_the_model_runs(plan) -> None:
 @pytest.mark.parametrize(
     ("execution", "message"),
     [
-        ("execution: {mode: fast}", "give one of eager, compiled, graph"),
+        ("execution: {mode: fast}", "give one of eager, compiled, reduce-overhead, graph"),
         ("execution: {mode: eager, host_ms: -1}", "host_ms"),
         ("execution: {mode: eager, gpu_ms: .inf}", "is not finite"),
         ("execution: {host_ms: 1}", "mode"),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from loka.codegen.generation import generate
+from loka.devices.spec import Execution
 from loka.errors import CheckFailedError, IgnoredWarning, InputError
 from loka.mods.policy_loader import load_policy
 from loka.plan.format import describe_tuned
@@ -123,7 +124,8 @@ def test_a_plan_is_that_of_the_winner_and_says_so(tuned: Tuned) -> None:
     assert {site.history["scaling"][-1].value for site in before.sites} != {"rowwise"}
     said = describe_tuned(plan.tuned)
     assert said == (
-        "confirmed by a measured step: 2.5 ms against 4 ms of compiled BF16 on NVIDIA H100 80GB HBM3, 2026-11-23"
+        "confirmed by a measured step: 2.5 ms against 4 ms of BF16 (reduce-overhead) "
+        "on NVIDIA H100 80GB HBM3, 2026-11-23"
     )
 
 
@@ -136,8 +138,8 @@ def test_where_bf16_is_fastest_the_plan_has_no_fp8(tuned: Tuned) -> None:
     assert {gemm.reason for site in plan.sites for gemm in site.gemms} == {"keep by profiles/tuned.tuned.json"}
     assert plan.tuned is not None
     assert describe_tuned(plan.tuned) == (
-        "a measured step found nothing clearly faster than 4 ms of compiled BF16 on NVIDIA H100 80GB HBM3, 2026-11-23; "
-        "FP8 took 5 ms at best"
+        "a measured step found nothing clearly faster than 4 ms of BF16 (reduce-overhead) "
+        "on NVIDIA H100 80GB HBM3, 2026-11-23; FP8 took 5 ms at best"
     )
     assert planned(tuned.policy, prospects=True).prospect is None
 
@@ -184,8 +186,8 @@ def test_a_note_or_another_order_in_the_policy_leaves_the_record(tuned: Tuned) -
 @pytest.mark.parametrize(
     ("old", "new", "file", "reason"),
     [
-        ("batch_size: 64", "batch_size: 128", "p.yaml", "it has records for h100 at batch size 64, and this policy is "
-         "for h100 at batch size 128"),
+        ("batch_size: 64", "batch_size: 128", "p.yaml", "it has records for h100 at batch size 64, execution "
+         "reduce-overhead, and this policy is for h100 at batch size 128"),
         ("defaults:", "execution: {mode: graph}\ndefaults:", "p.yaml", "and this policy is for h100 at batch size 64, "
          "execution graph"),
         ("defaults:", "target: h200\ndefaults:", "p.yaml", "and this policy is for h200"),
@@ -224,7 +226,7 @@ def test_another_profile_and_another_loka_end_a_record(tuned: Tuned) -> None:
 
 def test_a_file_has_a_record_for_each_batch_size(tuned: Tuned) -> None:
     first = tuned.by_faster()
-    second = replace(first, key=TunedKey("h100", 128, None))
+    second = replace(first, key=TunedKey("h100", 128, Execution.COMPILED))
     keep(tuned.policy, second)
     keep(tuned.policy, replace(first, bf16_ms=4.25))
     assert [(each.key.batch_size, each.bf16_ms) for each in read_records(tuned.policy.tuned_file)] == [
@@ -242,7 +244,7 @@ def no_winner(text: str) -> str:
     [
         (lambda text: text[: len(text) // 2], "not a whole JSON file"),
         (lambda text: "[]", "no record of loka tune"),
-        (lambda text: text.replace('"version": 1', '"version": 2'), "version 2 and this LoKA reads 1: "),
+        (lambda text: text.replace('"version": 2', '"version": 3'), "version 3 and this LoKA reads 2: "),
         (
             lambda text: text.replace('"batch_size": 64', '"batch_size": "64"'),
             r"damaged at records\.0\.key\.batch_size",

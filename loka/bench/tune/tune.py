@@ -19,6 +19,7 @@ from loka.bench.options import check_seconds
 from loka.bench.results import utc_minute
 from loka.bench.timing import Progress
 from loka.bench.tune.tune_steps import Measure, StepMeasurer, TimedDevice
+from loka.devices.spec import Execution
 from loka.devices.targets import DEVICES, GPUS, TargetDevice, device_named, means
 from loka.errors import CheckFailedError, InputError
 from loka.kernels.measurements.versions import Versions
@@ -33,6 +34,7 @@ WORTH = 0.01  # of the step: what less FP8 may cost
 TURNS = 16  # of each candidate: many short ones, as the host's speed varies from one to the next
 STEPS_OF_A_TURN = 5
 NO_TIME = "no time was left"
+_COMPILED = "; if torch cannot replay it as CUDA graphs, write execution: {mode: compiled}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ def tuned(
     found = candidates.found(start + PLANNING * limits.seconds, clock)
     progress(f"{policy.name}: {len(found)} candidate plans")
     steps = measure(found, until(FIRST_RUN))
-    bf16_ms = _bf16_ms(steps.get(MODEL_BASELINE))
+    bf16_ms = _bf16_ms(steps.get(MODEL_BASELINE), policy.measured_execution)
     measured = _measured(found, steps)
     together = combination(measured)
     if together and until(1.0).left > 0:
@@ -143,14 +145,14 @@ def tuned(
     )
 
 
-def _bf16_ms(baseline: StepOutcome | None) -> float:
+def _bf16_ms(baseline: StepOutcome | None, execution: Execution) -> float:
     """The median step of the model as it is. Raises CheckFailedError where it was not measured."""
     if baseline is None:
         raise CheckFailedError("loka tune: no time was left to measure anything; give it more: --seconds")
     if baseline.figures is None:
         raise CheckFailedError(
-            "loka tune: the model as it is, in BF16, does not run here, so there is nothing to compare with: "
-            f"{baseline.failure}"
+            f"loka tune: the model as it is, in BF16, does not run here ({execution.value}), so there is nothing to "
+            f"compare with: {baseline.failure}{_COMPILED if execution is Execution.REDUCE_OVERHEAD else ''}"
         )
     return round(baseline.figures.step_ms, 4)
 

@@ -40,13 +40,9 @@ Measure = Callable[[Sequence[Candidate], RunLimits], Mapping[str, StepOutcome]] 
 _WAYS = {
     Execution.EAGER: (Compiling.EAGER, StepLaunch.LOOP),
     Execution.COMPILED: (Compiling.DEFAULT, StepLaunch.LOOP),
+    Execution.REDUCE_OVERHEAD: (Compiling.DEFAULT, StepLaunch.REDUCE_OVERHEAD),
     Execution.GRAPH: (Compiling.DEFAULT, StepLaunch.CAPTURED),
 }
-
-
-def execution_of(policy: Policy) -> Execution:
-    """How its steps are run: as the policy says, otherwise compiled without a graph."""
-    return policy.execution.mode if policy.execution is not None else Execution.COMPILED
 
 
 class TimedDevice(BenchDevice):
@@ -87,7 +83,7 @@ class StepMeasurer:
         A candidate that replaces nothing is the model as it is, and has its steps. Raises InputError if the model
         cannot be built, or its training functions cannot be used.
         """
-        compiling, launch = _WAYS[execution_of(self.policy)]
+        compiling, launch = _WAYS[self.policy.measured_execution]
         block = StepBlock(Casting.AUTOCAST, True, launch)
         baseline = ModelVariant(MODEL_BASELINE, compiling)
         # Dynamo keeps guards on modules by name: a package of a later run needs another.

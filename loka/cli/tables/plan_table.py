@@ -112,9 +112,10 @@ def summary_line(plan: Plan) -> str:
 def measurements_note(plan: Plan) -> str:
     """That there are no measurements for the plan's target, with what to do; "" if there are, or none are needed."""
     reference = DEVICES[plan.target].is_reference
-    if plan.measurements is not None or (reference and plan.execution is None):
+    priced = plan.execution is not None and not plan.execution.mode.replays
+    if plan.measurements is not None or (reference and not priced):
         return ""
-    start = f"execution: {plan.execution.mode.value}: " if plan.execution is not None else ""
+    start = f"execution: {plan.execution.mode.value}: " if plan.execution is not None and priced else ""
     decided = "neither time nor the host decided anything" if start else "time decided nothing"
     advice = "" if reference else "; record them on that device: loka bench kernels --record FILE"
     return f"{start}no measurements for {plan.target.value} ship or are named, so {decided}{advice}"

@@ -156,6 +156,8 @@ class HostModel:
         `generated`: by a generated class with FP8 GEMMs; otherwise by the model's own operations. The transposed copies
         of a site are one launch.
         """
+        if self.execution.replays:
+            return 0.0
         works = [part.work for part in parts]
         copies = works.count(PartKind.REQUANTIZE_TRANSPOSE)
         launches = gemms + len(works) - max(0, copies - 1)

@@ -34,7 +34,7 @@ from loka.policy.settings import SiteSettings
 from loka.probe.stats.site_stats import Finite
 from loka.version import __version__
 
-VERSION: Literal[1] = 1
+VERSION: Literal[2] = 2
 
 
 @dataclass(frozen=True, slots=True, config=MODEL)
@@ -43,17 +43,15 @@ class TunedKey:
 
     target: str
     batch_size: int
-    execution: Execution | None  # as in the policy; None: not said, measured under torch.compile without a graph
+    execution: Execution
 
     @classmethod
     def of(cls, policy: Policy) -> TunedKey:
         """That of a policy."""
-        execution = policy.execution.mode if policy.execution is not None else None
-        return cls(policy.target, policy.model.batch_size, execution)
+        return cls(policy.target, policy.model.batch_size, policy.measured_execution)
 
     def __str__(self) -> str:
-        execution = f", execution {self.execution.value}" if self.execution is not None else ""
-        return f"{self.target} at batch size {self.batch_size}{execution}"
+        return f"{self.target} at batch size {self.batch_size}, execution {self.execution.value}"
 
 
 @dataclass(frozen=True, slots=True, config=MODEL)
@@ -125,7 +123,7 @@ class TunedRecord:
             best_fp8_ms=best.step_ms if best is not None else None,
             best_fp8_noise=best.noise if best is not None else None,
             is_native=self.won.native,
-            execution=(self.key.execution or Execution.COMPILED).value,
+            execution=self.key.execution.value,
             device=self.machine.device,
             date=self.date,
         )
@@ -141,7 +139,7 @@ class _File:
     """The layout of the file."""
 
     format: Literal["loka.tuned"]
-    version: Literal[1]
+    version: Literal[2]
     records: tuple[TunedRecord, ...]
 
 
