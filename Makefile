@@ -8,6 +8,9 @@ FUZZ_SECONDS ?= 3600
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # torchrec asks for the CUDA build of FBGEMM; its CPU build exists for this platform only.
 TORCHREC := $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),yes)
+# Bytecode of tests and of the package is kept: without, each process of the tests compiles both anew, which takes longer
+# than all the rest of collecting them.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-cpu test-quick test-pages lint test-gpu test-gpu-kernels test-gpu-models test-gpu-timing fuzz bench-scale judge-samplers quality docs-api docs-chart docs-site clean
 .DEFAULT_GOAL := test
@@ -83,10 +86,12 @@ test-pages: $(VENV)/.dev
 	command -v chromium || command -v google-chrome || { apt-get update -qq && apt-get install -y -qq chromium; } || true
 	$(BIN)/python -m pytest -rs tests/bench/report
 
-# Odd and damaged files for as long as FUZZ_SECONDS says, for each kind of file. FUZZ_SEED repeats a run.
+# Odd and damaged files for as long as FUZZ_SECONDS says, for each kind of file (FUZZ_SEED repeats a run); then rankers
+# in 60 spellings each.
 fuzz: $(VENV)/.dev
 	seed=$${FUZZ_SEED:-$$(date +%s)}; echo "seed $$seed"; OMP_NUM_THREADS=1 LOKA_FUZZ_SECONDS=$(FUZZ_SECONDS) \
 	  LOKA_FUZZ_SEED=$$seed $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --hypothesis-profile=fuzz tests/fuzz
+	OMP_NUM_THREADS=1 LOKA_SPELLINGS=60 $(BIN)/python -m pytest tests/codegen/modules/test_rankers_in_any_spelling.py
 
 bench-scale: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.cli_scale

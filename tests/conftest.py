@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from tests.support.failure_names import pytest_configure  # noqa: F401 - a hook
 # Inductor builds a library for each of the CPU's vector extensions, and loads it in a process that imports torch, to
 # learn whether the compiler knows them: 20 s. Kernels are vectorised as before; a compiler without one of them fails.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+ABOVE = ("plan", "codegen", "bench", "cli", "benchmarks", "package")
 
 if find_spec("hypothesis") is not None:  # a machine that only runs kernels need not have it
     from hypothesis import settings
@@ -38,6 +41,18 @@ def no_shipped_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = planner.open_measurements
     for module in (planner, candidates):
         monkeypatch.setattr(module, "open_measurements", lambda policy: opened(policy) if policy.measurements else None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def models_read_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In rooms above those that read models, torch reads alike models once; see `tests.support.read_once`."""
+    if request.path.relative_to(Path(__file__).parent).parts[0] not in ABOVE:
+        yield
+        return
+    from tests.support.read_once import read_once  # it needs what reads policies
+
+    with read_once():
+        yield
 
 
 @pytest.fixture(autouse=True)

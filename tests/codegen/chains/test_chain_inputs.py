@@ -99,7 +99,7 @@ def test_frozen_parameters_and_inputs_without_gradients(planned: PlanPackage, re
     x, dy = chains.operands(body, 8, 48)
     names = [name for name, _ in body.named_parameters()]
     whole = chains.trained(made, body, x, dy)
-    for frozen in (names, names[:1], names[1:], [name for name in names if "weight" in name], []):
+    for frozen in (names, names[:1], [name for name in names if "weight" in name]):
         model = chains.Holder(copy.deepcopy(body))
         for name in frozen:
             model.get_parameter(f"body.{name}").requires_grad_(False)

@@ -121,7 +121,7 @@ SHAPES = st.fixed_dictionaries(
 
 
 @pytest.mark.filterwarnings("ignore::loka.dispatch.NewModelWarning")
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(  # blocks of the norm cut embeddings, and no embedding divides them
     shape={"kind": "wukong", "embeddings": 16, "dim": 3, "layers": 1, "rank": 3, "mods": True}, batch=2
 )

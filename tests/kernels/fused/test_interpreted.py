@@ -17,9 +17,9 @@ LEAST_COMPARED = {  # results, at least
     "cross": 10,
     "interaction": 30,
     "product": 100,
-    "quantized": 600,
+    "quantized": 300,
     "recorded": 100,
-    "rendered": 400,
+    "rendered": 300,
     "weights": 30,
     "wide": 70,
 }

@@ -6,7 +6,7 @@ import ast
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 
@@ -119,7 +119,7 @@ def traced(body: nn.Module, inputs: Callable[[int], Tensor]) -> ForwardIR:
     return replace(found, statements=statements, regions=regions)
 
 
-@lru_cache(maxsize=8)
+@cache
 def _traced_once(body: nn.Module, inputs: Callable[[int], Tensor]) -> ForwardIR:
     """`traced`, for plans of one body by several recipes: a trace knows none of them."""
     return traced(body, inputs)

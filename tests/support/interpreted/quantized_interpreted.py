@@ -78,12 +78,11 @@ def main(folder: Path) -> int:
     package = write_package(folder / "modes_interpreted", [*SPECS, *CAST_TRANSPOSES])
     operators.tiles = lambda x, side: TILES
     compared = 0
-    for spec in SPECS:
-        bare = spec.norm is None and spec.activation is None
-        for rows in ROWS:
-            x = coarse(rows, spec.width)
-            given = [x] if bare else arguments_of(spec, random_inputs(rows, spec.width, torch.float32))
-            compared += check(package, spec, [*given, *last_arguments(spec, x)], bare and spec.how.power_of_two)
+    for number, spec in enumerate(SPECS):
+        bare, rows = spec.norm is None and spec.activation is None, ROWS[number % 2]
+        x = coarse(rows, spec.width)
+        given = [x] if bare else arguments_of(spec, random_inputs(rows, spec.width, torch.float32))
+        compared += check(package, spec, [*given, *last_arguments(spec, x)], bare and spec.how.power_of_two)
     for spec in CAST_TRANSPOSES:
         for shape in ((1, 13), (130, 200), (257, 128)):
             compared += check_transposed(package, spec, coarse(*shape))

@@ -34,7 +34,7 @@ Norm = NormForward | NormBackward
 
 # By the width's configuration: several rows at a step or one; a power of two or a padded width.
 WIDTHS = (13, 16, 24, 256, 479, 512, 600, 768)
-ROWS = (1, 17, 5)
+ROWS = (1, 17)
 
 
 def parts_of(width: int) -> list[tuple[str | None, bool, bool, str | None, bool]]:

@@ -1,0 +1,92 @@
+"""What torch reads of models, once for all that are alike: it takes most of the time of planning and of `apply`.
+
+For tests of what is made of it. Those of what is read, and of what `apply` refuses, are in tests/graph and
+tests/dispatch, which read every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from loka.dispatch.bind.bound import Binding
+from loka.dispatch.bind.check_model import ForwardCheck
+from loka.graph.fake_module import is_simple, likeness
+from loka.graph.ir import ForwardIR, Refused
+from loka.graph.sites import forwards
+from loka.graph.sites.forwards import Forwards
+from loka.graph.trace.tracer import Tracer
+from loka.graph.wrappers import own_class
+from loka.model.build_model import BuiltModel
+
+_EQUAL: set[object] = set()  # models and the forwards that they were compared with, which are equal
+_READ: dict[object, Forwards] = {}
+_TRACED: dict[object, dict[object, ForwardIR | Refused]] = {}  # by the check, and by the forwards of the classes
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@contextmanager
+def read_once() -> Iterator[None]:
+    """Models that are alike are read, traced, and compared with what was planned, by the first test that has one."""
+    compared, read, trace = ForwardCheck.problem, forwards._Model.forwards, Tracer.__call__
+
+    def problem(check: ForwardCheck, module: nn.Module, binding: Binding) -> str | None:
+        alike = _likeness(module)
+        key = (binding.fingerprint, binding.inlined, binding.shapes, alike)
+        if alike is not None and key in _EQUAL:
+            return None
+        found = compared(check, module, binding)
+        if alike is not None and found is None:
+            _EQUAL.add(key)
+        return found
+
+    def known(model: Any, runs_on: str, samples: tuple[int, ...], notes: tuple[str, ...]) -> Forwards:
+        alike = None if runs_on == "real" else _likeness_with_inputs(model.built)
+        if alike is None:
+            return read(model, runs_on, samples, notes)
+        key = (alike, runs_on, samples, notes)
+        if key not in _READ:
+            _READ[key] = read(model, runs_on, samples, notes)
+        return _READ[key]
+
+    def traced(tracer: Tracer, scope: Any) -> ForwardIR | Refused:
+        tracer._traced = _TRACED.setdefault((tracer.quick, _forwards(tracer.model)), {})  # which all share
+        return trace(tracer, scope)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tracer, "__call__", traced)
+        patch.setattr(ForwardCheck, "problem", problem)
+        patch.setattr(forwards._Model, "forwards", known)
+        yield
+
+
+def _forwards(module: nn.Module) -> tuple[object, ...]:
+    """The forwards of the classes of a module, which a test may have replaced."""
+    return tuple({own_class(type(each)): own_class(type(each)).forward for each in module.modules()}.values())
+
+
+def _likeness(module: nn.Module) -> object | None:
+    alike = likeness(module)
+    return None if alike is None else (alike, _forwards(module))
+
+
+def _likeness_with_inputs(built: BuiltModel) -> object | None:
+    """Key of a model and of its example inputs but for their values; None where one of them has none."""
+    if any(getattr(module, hooks) for module in built.module.modules() for hooks in _HOOKS):
+        return None
+    leaves, structure = tree_flatten((built.args, built.kwargs))
+    if not all(isinstance(leaf, Tensor) or is_simple(leaf) for leaf in leaves):
+        return None
+    forms = [
+        (type(leaf), tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
+        if isinstance(leaf, Tensor) and not leaf.is_sparse
+        else repr(leaf)
+        for leaf in leaves
+    ]
+    alike = _likeness(built.module)
+    return None if alike is None else (alike, str(structure), tuple(forms), built.batch_size)
