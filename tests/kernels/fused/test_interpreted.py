@@ -19,7 +19,7 @@ LEAST_COMPARED = {  # results, at least
     "product": 100,
     "quantized": 300,
     "recorded": 100,
-    "rendered": 300,
+    "rendered": 250,
     "weights": 30,
     "wide": 70,
 }
