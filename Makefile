@@ -22,7 +22,7 @@ demo: $(VENV)/.demo
 	$(BIN)/loka compare policies/demo.yaml --seeds 6 --draws 1 --jobs $(JOBS) || test $$? -eq 3
 	rm -rf build/demo
 	! $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())" || \
-	  $(BIN)/loka bench model policies/demo.yaml --variants bf16,loka-fp8 --batch 65536 --only train,loop,reduce-overhead --seconds 90 -o build/demo
+	  $(BIN)/loka bench model policies/demo.yaml --variants bf16,loka-bf16,loka-fp8 --batch 65536 --only train,loop,reduce-overhead --seconds 90 -o build/demo
 	$(BIN)/loka report policies/demo.yaml $$(find build/demo -name "*.json" 2>/dev/null | sed 's/^/--measured /') -o build/demo.html
 	@echo "Open $(CURDIR)/build/demo.html in a browser."
 

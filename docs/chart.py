@@ -16,20 +16,21 @@ from loka.probe.estimate import t_quantile
 FIGURES = Path(__file__).with_name("chart.json")
 PICTURE = Path(__file__).with_name("chart.svg")
 
-WIDTH, HEIGHT = 960, 350
+WIDTH, HEIGHT = 960, 385
 TOP, ROW, BAR = 76, 40, 13  # pixels: the first row, a row, a bar
 SPEED_LEFT, SPEED_SCALE = 190, 155  # where a speed of 0 is, and pixels for 1.00x
 NE_LEFT, NE_MIDDLE, NE_SCALE = 560, 800, 4000  # labels, a change of 0, pixels for 1 %
+_COLOURS = {"torchao rowwise": "torchao", "LoKA without FP8": "fused", "LoKA FP8": "loka"}
 STYLE = """\
   svg { font: 13px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; }
   .page { fill: #ffffff; } text { fill: #1f2328; } .quiet { fill: #59636e; } .title { font-weight: 600; }
   .axis { stroke: #59636e; } .budget { stroke: #cf222e; stroke-dasharray: 4 3; }
-  .torchao { fill: #9a6700; } .loka { fill: #0969da; } .interval { stroke: #0969da; stroke-width: 2; }
+  .torchao { fill: #9a6700; } .fused { fill: #1a7f37; } .loka { fill: #0969da; } .interval { stroke: #0969da; stroke-width: 2; }
   .graph { fill-opacity: 0.55; }
   @media (prefers-color-scheme: dark) {
     .page { fill: #0d1117; } text { fill: #e6edf3; } .quiet { fill: #9198a1; }
     .axis { stroke: #9198a1; } .budget { stroke: #f85149; }
-    .torchao { fill: #d29922; } .loka { fill: #4493f8; } .interval { stroke: #4493f8; }
+    .torchao { fill: #d29922; } .fused { fill: #3fb950; } .loka { fill: #4493f8; } .interval { stroke: #4493f8; }
   }"""
 
 
@@ -51,7 +52,7 @@ def _speed(figures: dict[str, Any]) -> Iterator[str]:
         y += 12
         for variant, speeds in entry["variants"].items():
             yield _text(SPEED_LEFT - 10, y + BAR + 5, variant, anchor="end")
-            colour = "loka" if variant.startswith("LoKA") else "torchao"
+            colour = _COLOURS[variant]
             for number, speed in enumerate(speeds):
                 top = y + number * (BAR + 1)
                 shade = f"{colour} graph" if number else colour

@@ -82,11 +82,14 @@ def test_the_chart_is_drawn_from_its_figures() -> None:
     ElementTree.fromstring(drawn)
 
 
+VARIANTS = {"LoKA FP8": "loka-fp8", "LoKA without FP8": "loka-bf16", "torchao rowwise": "torchao-rowwise"}
+
+
 def test_the_figures_of_the_chart_are_those_of_the_pages() -> None:
     for entry in CHART["speed"]["models"]:
         source = markdown.read(REPOSITORY / "docs" / entry["source"])
         for variant, speeds in entry["variants"].items():
-            name = {"LoKA FP8": "loka-fp8", "torchao rowwise": "torchao-rowwise"}[variant]
+            name = VARIANTS[variant]
             for launch, speed in zip(("loop", "reduce-overhead"), speeds, strict=True):
                 (ratio,) = re.findall(
                     rf"^\| {launch} \| {name} \| [\d.]+ \| ([\d.]+) \|",
