@@ -10,8 +10,8 @@ from loka.numerics.enums import OPERANDS, AccumulationSetting, Compute, Gemm, Op
 from loka.numerics.recipe import TRANSPOSED_FROM, OperandRecipe
 from loka.numerics.scalings import blockwise
 from loka.policy.policy import OPERAND_FIELDS, Leaf
-from loka.policy.policy_schema import GemmFields, OperandSetting, ScalingChoice, SiteScaling, SiteSetting
 from loka.policy.settings import Assignment, Budget, SiteSettings
+from loka.policy.site_schema import GemmFields, OperandSetting, ScalingChoice, SiteScaling, SiteSetting
 from loka.policy.tree import Node, Path, node_at
 
 GEMM_FIELDS = ("compute", "accumulation", "padding", "kernel")

@@ -25,6 +25,7 @@ from loka.policy.policy import (
     SizeBound,
 )
 from loka.policy.problems import Place, PolicyError, Problem
+from loka.policy.site_schema import Criteria, RuleSetting, SiteSetting
 from loka.policy.tree import Node, node_at, plain
 from loka.policy.tree import Path as TreePath
 from loka.policy.validation_errors import validation_errors
@@ -132,7 +133,7 @@ def _policy(
     )
 
 
-def _defaults(setting: policy_schema.SiteSetting | None, tree: Node) -> Rule:
+def _defaults(setting: SiteSetting | None, tree: Node) -> Rule:
     """The built-in settings and the policy's own defaults, as a rule for every site."""
     leaves, place = built_in(), Place(tree.place.file, 0, 0)
     if setting is not None:
@@ -141,7 +142,7 @@ def _defaults(setting: policy_schema.SiteSetting | None, tree: Node) -> Rule:
     return Rule(EVERY_SITE, True, None, "defaults", place, leaves)
 
 
-def _rule(setting: policy_schema.RuleSetting, tree: Node, index: int) -> Rule:
+def _rule(setting: RuleSetting, tree: Node, index: int) -> Rule:
     path: TreePath = ("rules", index)
     match = _match(setting.match, tree, (*path, "match"))
     source = f"rule {index + 1}: {match.text}"
@@ -165,11 +166,11 @@ def _mod(setting: ModFields, use: str, tree: Node, index: int) -> ModRule:
     )
 
 
-def _match(value: str | list[str] | policy_schema.Criteria, tree: Node, path: TreePath) -> Match:
-    if not isinstance(value, policy_schema.Criteria):
+def _match(value: str | list[str] | Criteria, tree: Node, path: TreePath) -> Match:
+    if not isinstance(value, Criteria):
         patterns = _patterns(value, tree, path)
         return Match(", ".join(pattern.text for pattern in patterns), patterns)
-    given = ((name, getattr(value, name)) for name in policy_schema.Criteria.model_fields)
+    given = ((name, getattr(value, name)) for name in Criteria.model_fields)
     text = ", ".join(f"{name}: {_shown(part)}" for name, part in given if part is not None)
     patterns = _patterns(value.name, tree, (*path, "name")) if value.name is not None else ()
     return Match(

@@ -42,6 +42,7 @@ def match_tag(value: object) -> str | None:
     return "<criteria>" if isinstance(value, dict) else None
 
 
+Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1)]
 Size = Annotated[int, Field(ge=1, le=LARGEST)]
 Pattern = Annotated[str, AfterValidator(checks.pattern)]

@@ -32,7 +32,8 @@ from loka.numerics import scalings
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import dequantize, quantize
 from loka.numerics.scalings import BLOCKS, TOGETHER, Block
-from loka.policy.policy_schema import ScalingChoice, json_schema
+from loka.policy.policy_schema import json_schema
+from loka.policy.site_schema import ScalingChoice
 from tests.support import added_mods, markdown
 from tests.support.added_norm import edits as added_norm
 from tests.support.processes.launch import environment

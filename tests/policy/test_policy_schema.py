@@ -15,7 +15,8 @@ from loka.graph.sites.site import GemmKind
 from loka.mods.mod_settings import MOD_SCHEMAS
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Scaling
-from loka.policy.policy_schema import ScalingChoice, SiteKind, json_schema
+from loka.policy.policy_schema import json_schema
+from loka.policy.site_schema import ScalingChoice, SiteKind
 
 FULL = Path(__file__).with_name("full.yaml")
 SCHEMA = json_schema(MOD_SCHEMAS)
