@@ -25,7 +25,8 @@ STYLE = """\
   svg { font: 13px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; }
   .page { fill: #ffffff; } text { fill: #1f2328; } .quiet { fill: #59636e; } .title { font-weight: 600; }
   .axis { stroke: #59636e; } .budget { stroke: #cf222e; stroke-dasharray: 4 3; }
-  .torchao { fill: #9a6700; } .fused { fill: #1a7f37; } .loka { fill: #0969da; } .interval { stroke: #0969da; stroke-width: 2; }
+  .torchao { fill: #9a6700; } .fused { fill: #1a7f37; }
+  .loka { fill: #0969da; } .interval { stroke: #0969da; stroke-width: 2; }
   .graph { fill-opacity: 0.55; }
   @media (prefers-color-scheme: dark) {
     .page { fill: #0d1117; } text { fill: #e6edf3; } .quiet { fill: #9198a1; }
