@@ -62,8 +62,6 @@ class Statement:
     call: SiteCall | None = None
     note: str = ""  # the inlined child it came from: "fmb.1"
     even: bool = False  # True for a sum or product of two different locals that both have the result's shape
-    written: tuple[Statement, ...] = ()  # as traced, if this begins their canonical form; never in a plan
-    group: int | None = None  # statements of that form, this one included; never in a plan
 
     @property
     def operands(self) -> tuple[Ref, ...]:
@@ -219,6 +217,8 @@ class ForwardIR:
     # Conditions on the arguments, such as "mask is None", under which the statements are the forward. A call that meets
     # one of them otherwise runs the module's own forward.
     guards: tuple[str, ...] = ()
+    # The statements as they were traced, where `statements` are another form of them, for patterns; never in a plan.
+    traced: tuple[Statement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

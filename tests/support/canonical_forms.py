@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from loka.graph.canonical.forwards import as_traced, canonical_forward
+from loka.graph.canonical.forwards import canonical_forward
 from loka.graph.canonical.recording import out_of_place, recorded
 from loka.graph.canonical.site_calls import with_site_calls
+from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import with_forward
 from loka.graph.expression import Ref, RefKind, local
 from loka.graph.ir import ForwardIR, Statement
@@ -84,7 +85,7 @@ def assert_same(forward: ForwardIR, inputs: Sizes, parameters: Sizes, kept: froz
         owner.register_parameter(name, nn.Parameter(torch.randn(size)))
     drawn = {name: torch.randn(4, *size) for name, size in inputs.items()}
     found = []
-    for each in (forward, as_traced(forward, kept)):
+    for each in (forward, spliced(forward, kept)):
         given = {name: tensor.clone().requires_grad_() for name, tensor in drawn.items()}
         made = with_forward(owner, each)(*(tensor * 1.0 for tensor in given.values()))
         results: tuple[Tensor, ...] = made if isinstance(made, tuple) else (made,)

@@ -64,8 +64,7 @@ class _Emission(Locals):
         """All statements that the result and the effects need."""
         roots = sorted(self._graph.effects)
         self._shared = shared_products(self._graph, roots, [value.node for value in values.values()])
-        returned = {name: value for name, value in values.items() if name not in self._graph.changed}
-        self._returned = {value: name for name, value in returned.items()}
+        self._returned = {value: name for name, value in values.items()}
         for place in roots:
             self._as_traced(place)
         for name in locals_in(result):
@@ -80,7 +79,7 @@ class _Emission(Locals):
         made = self._tensor(value)
         if made == name:
             return
-        if name in self._graph.changed or name in self._made.shapes:
+        if name in self._made.shapes:
             self._add(Statement(name, "alias", local(made)), value)
         else:
             self._as_traced(self._places[name])  # a cast or a copy

@@ -1,29 +1,22 @@
-"""Forwards in canonical form, for patterns; and back to the statements as they were traced."""
+"""Forwards in canonical form, in which patterns are found."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from loka.graph.canonical.emission import emitted
-from loka.graph.canonical.lowering import lowered
+from loka.graph.canonical.lowering import Lowered, lowered
 from loka.graph.canonical.nodes import Value
 from loka.graph.canonical.recording import Run
+from loka.graph.canonical.splicing import spliced
 from loka.graph.canonical.views import CannotEmitError
-from loka.graph.expression import Arg, RefKind, locals_in
-from loka.graph.ir import (
-    PART,
-    ConcatNorm,
-    Cross,
-    FmInteraction,
-    ForwardIR,
-    Region,
-    Shape,
-    Statement,
-)
+from loka.graph.expression import Ref, local, locals_in
+from loka.graph.ir import PART, ForwardIR, Shape, Statement
 from loka.graph.patterns.fm_interaction import find_fm_interactions
 from loka.graph.sites.weights import Index
+from loka.graph.trace.printer import variable
 
 
 def canonical_forward(
@@ -77,134 +70,45 @@ def _canonical(
     by_target = {step.target: graph.made[place] for place, step in enumerate(forward.statements)}
     read = locals_in(forward.result)
     values: dict[str, Value] = {name: value for name in read if (value := by_target.get(name)) is not None}
-    made = emitted(forward.statements, forward.result, list(runs[0].arguments), graph, values)
-    statements = in_groups(forward.statements, made.statements, forward.result)
-    return replace(forward, statements=statements), {**shapes, **made.shapes}
+    traced = _with_changes_named(forward.statements, graph, runs[0].arguments)
+    made = emitted(traced, forward.result, list(runs[0].arguments), graph, values)
+    statements = tuple(made.statements)
+    found = replace(forward, statements=statements, traced=() if statements == traced else traced)
+    return found, {**shapes, **made.shapes}
 
 
-def is_canonical(forward: ForwardIR) -> bool:
-    """True if a statement stands for others."""
-    return any(step.written for step in forward.statements)
-
-
-def with_traced_relus(forward: ForwardIR) -> ForwardIR:
-    """The forward with each ReLU that stands for statements of its own as these: their gradients at 0 may differ."""
-    steps = [step.written if (step.op, step.group) == ("relu", 1) else (step,) for step in forward.statements]
-    return replace(forward, statements=tuple(each for written in steps for each in written))
-
-
-def settled(forward: ForwardIR) -> ForwardIR:
-    """The forward whose canonical statements are its own: nothing is traced back."""
-    return replace(forward, statements=tuple(replace(step, written=(), group=None) for step in forward.statements))
-
-
-def as_traced(forward: ForwardIR, kept: frozenset[int]) -> ForwardIR:
-    """The forward with all canonical statements but those at `kept` as they were traced, patterns included."""
-    statements: list[Statement] = []
-    places: list[int] = []  # of the last statement that each became
-    while len(places) < len(forward.statements):
-        first = len(places)
-        step = forward.statements[first]
-        last = first + (step.group or 1) - 1
-        if step.written and kept.isdisjoint(range(first, last + 1)):
-            statements += step.written
-            places += [len(statements) - 1] * (last + 1 - first)
-        else:
-            places += range(len(statements), len(statements) + last + 1 - first)
-            statements += [replace(each, written=(), group=None) for each in forward.statements[first : last + 1]]
-    return _moved(replace(forward, statements=tuple(statements)), places.__getitem__)
-
-
-def _moved(forward: ForwardIR, to: Callable[[int], int]) -> ForwardIR:
-    """The forward with other places of the statements in its patterns."""
-
-    def all_to(places: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(map(to, places))
-
-    def region(each: Region) -> Region:
-        return replace(each, first=to(each.first), last=to(each.last))
-
-    def mix(each: FmInteraction) -> FmInteraction:
-        compress = None if each.compress is None else to(each.compress)
-        skipped, gemms = all_to(each.skipped), all_to(each.gemms)
-        return replace(
-            each, first=to(each.first), outer=to(each.outer), compress=compress, skipped=skipped, gemms=gemms
-        )
-
-    def join(each: ConcatNorm) -> ConcatNorm:
-        return replace(each, norm=to(each.norm), skipped=all_to(each.skipped))
-
-    def cross(each: Cross) -> Cross:
-        return replace(each, sum=to(each.sum), skipped=all_to(each.skipped), linear=to(each.linear))
-
-    return replace(
-        forward,
-        regions=tuple(map(region, forward.regions)),
-        mixes=tuple(map(mix, forward.mixes)),
-        joins=tuple(map(join, forward.joins)),
-        crosses=tuple(map(cross, forward.crosses)),
-    )
-
-
-def in_groups(traced: Sequence[Statement], canonical: Sequence[Statement], result: Arg) -> tuple[Statement, ...]:
-    """The canonical statements, each first one of a group with what the group stands for in `written`.
-
-    A group is as short as possible: what is before and after it reads the same locals, whichever of the two forms is
-    taken. Statements that are the same in both stand for themselves.
-    """
+def _with_changes_named(
+    statements: Sequence[Statement], graph: Lowered, arguments: Iterable[str]
+) -> tuple[Statement, ...]:
+    """The statements, where what changes in place has a name of its own from then on; the graph reads these, too."""
     made: list[Statement] = []
-    begin = (0, 0)
-    for end in _cuts(traced, canonical, result):
-        old, new = traced[begin[0] : end[0]], canonical[begin[1] : end[1]]
-        if list(old) != list(new):
-            new = [replace(new[0], written=tuple(old), group=len(new)), *new[1:]]
-        made += new
-        begin = end
+    taken = {*arguments, *(step.target for step in statements)}
+    latest: dict[Value, str] = {}
+    for place, step in enumerate(statements):
+        read, value = graph.read[place], graph.made[place]
+        now = {local(name): local(latest.get(each, name)) for name, each in read.items() if name in graph.changed}
+        graph.read[place] = {now.get(local(name), local(name)).text: each for name, each in read.items()}
+        step = step.reads(partial(_now, now))
+        if place in graph.changes and value is not None:
+            step = replace(step, target=variable(step.op, taken)) if step.target == "_" else step
+            latest[value] = step.target
+        made.append(step)
     return tuple(made)
 
 
-def _cuts(traced: Sequence[Statement], canonical: Sequence[Statement], result: Arg) -> list[tuple[int, int]]:
-    """Where both forms can be cut, from the first such place to the ends."""
-    names = [{step.target for step in steps} for steps in (traced, canonical)]
-    old_needs, new_needs = (_needs(s, result, n) for s, n in zip((traced, canonical), names, strict=True))
-    old_made, new_made = _made(traced), _made(canonical)
-    found: list[tuple[int, int]] = []
-    last = 0
-    for old in range(1, len(traced) + 1):
-        for new in range(last + 1, len(canonical) + 1):
-            both = old_needs[old] <= new_made[new] and new_needs[new] <= old_made[old]
-            if both and (old, new) != (len(traced), len(canonical)) and _same_effects(traced, canonical, old, new):
-                found.append((old, new))
-                last = new
-                break
-    while found and found[-1][1] == len(canonical):
-        found.pop()
-    return [*found, (len(traced), len(canonical))]
+def _now(names: Mapping[Ref, Ref], ref: Ref) -> Ref:
+    return names.get(ref, ref)
 
 
-def _same_effects(traced: Sequence[Statement], canonical: Sequence[Statement], old: int, new: int) -> bool:
-    """True if the same statements without a target are before a cut in both forms, but for those left out in one."""
-    before, ours = ([step.form for step in steps if step.target == "_"] for steps in (traced[:old], canonical[:new]))
-    every = Counter(step.form for step in canonical if step.target == "_")
-    return Counter(ours) == Counter(before) & every
+def is_canonical(forward: ForwardIR) -> bool:
+    """True if statements stand for others."""
+    return bool(forward.traced)
 
 
-def _needs(steps: Sequence[Statement], result: Arg, names: set[str]) -> list[set[str]]:
-    """For each place, the locals of the forward that it and the statements after it read, and do not set."""
-    read = set(locals_in(result)) & names
-    found = [set(read)]
-    for step in reversed(steps):
-        read = (read - {step.target}) | {
-            ref.text for ref in step.operands if ref.kind is RefKind.LOCAL and ref.text in names
-        }
-        found.append(set(read))
-    return found[::-1]
-
-
-def _made(steps: Sequence[Statement]) -> list[set[str]]:
-    made: set[str] = set()
-    found = [set(made)]
-    for step in steps:
-        made = made | {step.target}
-        found.append(set(made))
-    return found
+def with_traced_relus(forward: ForwardIR) -> ForwardIR:
+    """The forward with each ReLU that is written otherwise as it was traced: their gradients at 0 may differ."""
+    traced = {step.target: step for step in forward.traced}
+    steps = enumerate(forward.statements)
+    other = {place for place, step in steps if step.op == "relu" and traced.get(step.target, step) != step}
+    every = frozenset(range(len(forward.statements)))
+    return spliced(forward, every - other) if other else forward

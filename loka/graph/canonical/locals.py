@@ -70,11 +70,7 @@ class Locals(ABC):
         read = {ref: self._operand(ref, place) for ref in step.operands}
         value = self._graph.made[place]
         name = step.target
-        if name == "_" and value is not None and place not in self._graph.effects:  # others read it: what it changes
-            name = self._fresh(step.op.strip("_"))
-        elif name != "_" and name in self._graph.changed:
-            name = self._fresh(name)
-        self._add(replace(step.reads(read.__getitem__), target=name), value)
+        self._add(step.reads(read.__getitem__), value)
         self._traced[place] = name
         if value is not None:
             self._names.setdefault(value, name)
@@ -202,7 +198,7 @@ class Locals(ABC):
             places = self._graph.holders.get(value.node, [])
             return self._fresh(f"{self._statements[places[0]].target if places else otherwise}_rows")
         name = self._statements[place].target
-        used = name in self._made.shapes or name in self._graph.changed or name == "_"
+        used = name in self._made.shapes or name == "_"
         return self._fresh(name if name != "_" else otherwise) if used else name
 
     def _fresh(self, name: str) -> str:

@@ -42,16 +42,11 @@ def _only_moves_axes(step: Statement) -> bool:
 
 
 def in_place_reason(statements: Sequence[Statement]) -> str | None:
-    """The first statement that may change a tensor in place, and what to do about it; None where there is none.
-
-    It is quoted as it was traced.
-    """
+    """The first statement that may change a tensor in place, and what to do about it; None where there is none."""
     odd = next((step for step in statements if changes_in_place([step])), None)
     if odd is None:
         return None
     if _writes(odd):
-        traced = (each for step in statements for each in (step.written or (step,)))
-        odd = next((each for each in traced if _writes(each)), odd)
         return f"its forward changes a tensor in place: {odd.text()}; compute it out of place"
     return f"its forward may change a tensor in place where nothing reads the result: {odd.text()}; leave that out"
 

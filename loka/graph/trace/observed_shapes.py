@@ -52,7 +52,9 @@ def observed_values(
 
 def with_even_statements(forward: ForwardIR, shapes: Mapping[str, Shape]) -> ForwardIR:
     """The forward with `even` set for each sum and product whose locals all have the result's shape."""
-    return replace(forward, statements=tuple(replace(s, even=_is_even(s, shapes)) for s in forward.statements))
+    found = (tuple(replace(s, even=_is_even(s, shapes)) for s in form) for form in (forward.statements, forward.traced))
+    statements, traced = found
+    return replace(forward, statements=statements, traced=traced)
 
 
 def _is_even(statement: Statement, shapes: Mapping[str, Shape]) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loka.errors import LokaError
-from loka.graph.canonical.forwards import as_traced
 from loka.graph.expression import PRODUCT, Call, Ref, RefKind, local, mapped, of_product, refs_in, writes
 from loka.graph.ir import ForwardIR, SiteCall, Statement
 from loka.graph.patterns import fm_interaction
@@ -64,7 +63,7 @@ def plain_linears(forward: ForwardIR, sites: Mapping[str, Size]) -> tuple[tuple[
             reasons[call.site] = NOT_PLAIN
         else:
             found[call.site] = linear
-    traced = as_traced(forward, frozenset()).statements
+    traced = forward.traced or forward.statements
     order = {step.call.site: place for place, step in enumerate(traced) if step.call is not None}
     return tuple(sorted(found.values(), key=lambda linear: order.get(linear.site, len(order)))), reasons
 

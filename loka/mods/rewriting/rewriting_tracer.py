@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 
 from torch import nn
 
-from loka.graph.canonical.forwards import settled
+from loka.graph.canonical.splicing import settled
 from loka.graph.equivalence import rounding_difference
 from loka.graph.ir import CannotTraceError, ForwardIR, Refused, Shape
 from loka.graph.patterns.owners import RegionScope, functions_beside, relative

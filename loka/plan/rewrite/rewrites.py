@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from loka.graph.canonical.forwards import as_traced
+from loka.graph.canonical.splicing import spliced
 from loka.graph.ir import PART, REASSOCIATED, ForwardIR, NearKind, Refused, Region
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
 from loka.graph.patterns.owners import RegionScope, wants_owner
@@ -200,7 +200,7 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: 
     patterns = replace(
         forward, regions=regions, near=(), mixes=chosen.mixes, joins=chosen.joins, crosses=chosen.crosses
     )
-    written = as_traced(patterns, _replaced(patterns, chains, {site.name for site in request.needed}))
+    written = spliced(patterns, _replaced(patterns, chains, {site.name for site in request.needed}))
     called = {step.call.site for step in written.statements if step.call is not None}
     made.refused.update(
         (site.name, OF_SEVERAL) for site in request.needed if site not in lost and site.name not in called

@@ -8,7 +8,7 @@ does not keep the function is never planned. Interactions with their own kernels
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
@@ -202,27 +202,26 @@ def named_as_in_model(parameters: Sequence[Site], owner: str, traced: ForwardIR)
         for site in sites
     )
     unnamed = {site.name for site in lost}
-    seen: Counter[str] = Counter()
 
-    def named(step: Statement, seen: Counter[str]) -> Statement:
-        as_traced = Counter(seen)  # what a canonical statement stands for has the same calls once more
-        step = replace(step, written=tuple(named(inner, as_traced) for inner in step.written))
-        if step.call is None:
-            return step
-        relative = step.call.site
-        sites = sharing.get(relative)
-        if sites is None:
+    def named(steps: Sequence[Statement]) -> Iterator[Statement]:
+        seen: Counter[str] = Counter()
+        for step in steps:
+            if step.call is None:
+                yield step
+                continue
+            relative = step.call.site
+            sites = sharing.get(relative)
             name = f"{owner}.{relative}" if owner else relative
-        else:
-            name = sites[min(seen[relative], len(sites) - 1)].name
-            seen[relative] += 1
-        return replace(step, call=None if name in unnamed else replace(step.call, site=name))
+            if sites is not None:
+                name = sites[min(seen[relative], len(sites) - 1)].name
+                seen[relative] += 1
+            yield replace(step, call=None if name in unnamed else replace(step.call, site=name))
 
-    statements = tuple(named(step, seen) for step in traced.statements)
+    statements, as_traced = tuple(named(traced.statements)), tuple(named(traced.traced))
     within = [statements[region.first : region.last + 1] for region in traced.regions]
     regions = tuple(
         replace(region, site=calls_in[0].site)
         for region, steps in zip(traced.regions, within, strict=True)
         if (calls_in := [step.call for step in steps if step.call is not None])
     )
-    return replace(traced, statements=statements, regions=regions), lost
+    return replace(traced, statements=statements, traced=as_traced, regions=regions), lost

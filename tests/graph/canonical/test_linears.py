@@ -98,7 +98,7 @@ OF_A_NUMBER = "y = torch.nn.functional.layer_norm(x, (32,), self.n, None, 1e-05)
 def test_a_norm_over_a_size_is_one_over_that_number(before: tuple[str, ...]) -> None:
     found = canonical([*before, SIZED], {"x": (4, 32)}, {"n": (32,)})
     assert texts(found) == [OF_A_NUMBER]
-    assert [step.text() for step in found.statements[0].written] == [step.text() for step in statements(*before, SIZED)]
+    assert [step.text() for step in found.traced] == [step.text() for step in statements(*before, SIZED)]
     assert_same(found, {"x": (4, 32)}, {"n": (32,)})
 
 

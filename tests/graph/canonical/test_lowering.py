@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loka.graph.canonical.forwards import as_traced, is_canonical
+from loka.graph.canonical.forwards import is_canonical
 from loka.graph.canonical.recording import out_of_place, recorded
+from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import with_forward
 from loka.graph.expression import local
 from loka.graph.ir import ForwardIR
@@ -152,7 +153,7 @@ def test_module_calls_stay_in_their_order() -> None:
     assert calls == ["self.child({0})", "self.other({0})", "self.child({0})"]
     x = torch.randn(4, 6)
     for kept in (None, *range(len(forward.statements))):
-        form = forward if kept is None else as_traced(forward, frozenset([kept]))
+        form = forward if kept is None else spliced(forward, frozenset([kept]))
         ours, theirs = copy.deepcopy(module), copy.deepcopy(module)
         torch.testing.assert_close(with_forward(ours, form)(x), theirs(x))
         assert torch.equal(ours.child.calls, theirs.child.calls)

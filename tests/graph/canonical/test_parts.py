@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loka.graph.canonical.forwards import as_traced, is_canonical
+from loka.graph.canonical.forwards import is_canonical
+from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import source, with_forward
 from loka.graph.ir import ForwardIR
 from loka.graph.trace.examples import ModelInputs, capture_examples
@@ -123,7 +124,7 @@ def test_joins_with_their_residual(kind: type[Halves], joins: list[tuple[int, bo
 @pytest.mark.parametrize("kind", [Halves, Chunks, Narrowed, NormedFirst, SizeAfter])
 def test_it_goes_back_to_what_was_traced(kind: type[Halves]) -> None:
     module = kind()
-    back = as_traced(traced(module), frozenset())
+    back = spliced(traced(module), frozenset())
     assert not is_canonical(back)
     assert "whole" not in source(back)
     x = torch.randn(4, ROWS, WIDTH)

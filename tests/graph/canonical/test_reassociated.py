@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.graph.canonical.forwards import as_traced, is_canonical
+from loka.graph.canonical.forwards import is_canonical
+from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import with_forward
 from loka.graph.ir import REASSOCIATED, ForwardIR
 from loka.graph.trace.examples import ModelInputs, capture_examples
@@ -148,7 +149,7 @@ def test_it_is_a_mixing_layer_and_computes_the_same(kind: type[Gram]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_a_kernel_it_is_what_was_traced(kind: type[Gram]) -> None:
     module = kind()
-    back = as_traced(traced(module), frozenset())
+    back = spliced(traced(module), frozenset())
     assert not is_canonical(back)
     assert REASSOCIATED not in {step.op for step in back.statements}
     x = torch.randn(6, N, DIM)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.graph.canonical.forwards import as_traced, is_canonical
+from loka.graph.canonical.forwards import is_canonical
+from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import with_forward
 from loka.graph.expression import PRODUCT
 from loka.graph.ir import ForwardIR
@@ -91,7 +92,7 @@ def test_gemms_are_linears_of_rows_and_the_forward_computes_the_same(kind: type[
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_goes_back_to_what_was_traced(kind: type[Expert]) -> None:
     module = kind()
-    back = as_traced(traced(module), frozenset())
+    back = spliced(traced(module), frozenset())
     assert not is_canonical(back)
     x = torch.randn(7, WIDTH)
     assert torch.equal(with_forward(copy.copy(module), back)(x), module(x))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.graph.canonical.forwards import as_traced
+from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import with_forward
 from loka.graph.ir import ForwardIR
 from loka.graph.trace.casts import telling_casts
@@ -115,7 +115,7 @@ def test_casts_that_tell(kind: type[Body], telling: int) -> None:
     forward = trace_forward(module, "", examples, inline=["linear"], sites=["linear"])
     assert isinstance(forward, ForwardIR), forward
     assert sum(step.op in ("type_as", "to") for step in forward.statements) == telling
-    back = as_traced(forward, frozenset())
+    back = spliced(forward, frozenset())
     assert len(telling_casts(back, examples, kind)) == telling
 
 

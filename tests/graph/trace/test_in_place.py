@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.graph.canonical.forwards import as_traced
+from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import with_forward
 from loka.graph.ir import ForwardIR
 from loka.graph.trace.examples import ModelInputs, capture_examples
@@ -110,7 +110,7 @@ def test_a_sum_in_place_is_the_same_bit_for_bit(kind: type[nn.Module], in_place:
     examples = capture_examples(module, [""], batches)[""]
     forward = trace_forward(module, "", examples, inline=["linear"], sites=["linear"])
     assert isinstance(forward, ForwardIR), forward
-    forward = as_traced(forward, frozenset())
+    forward = spliced(forward, frozenset())
     assert sum(step.op.endswith("_") for step in forward.statements) == in_place
     assert sum(step.op == "type_as" for step in forward.statements) == casts
     for autocast in (False, True):

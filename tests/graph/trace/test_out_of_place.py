@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loka.graph.canonical.forwards import as_traced
+from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import with_forward
 from loka.graph.expression import writes
 from loka.graph.ir import ForwardIR
@@ -118,7 +118,7 @@ def traced(body: nn.Module) -> ForwardIR:
 )
 def test_what_stays_in_place(body: nn.Module, count: int) -> None:
     canonical = traced(body)
-    forward = as_traced(canonical, frozenset())
+    forward = spliced(canonical, frozenset())
     assert sum(writes(step.value) or step.op == "relu_" for step in forward.statements) == count
     assert not any("relu_" in step.text() for step in forward.statements if step.op == "relu")
     x = torch.randn(5, 8)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loka.errors import InputError
-from loka.graph.canonical.forwards import as_traced
+from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import source
 from loka.graph.expression import text_of
 from loka.graph.ir import ForwardIR, Refused
@@ -179,7 +179,7 @@ def canonical(module: nn.Module, *sites: str, shape: tuple[int, ...] = (3, 8)) -
 
 def traced(module: nn.Module, *sites: str, shape: tuple[int, ...] = (3, 8)) -> ForwardIR | Refused:
     found = canonical(module, *sites, shape=shape)
-    return as_traced(found, frozenset()) if isinstance(found, ForwardIR) else found
+    return spliced(found, frozenset()) if isinstance(found, ForwardIR) else found
 
 
 def weights_of(forward: ForwardIR) -> list[str]:
@@ -379,7 +379,7 @@ class Forms(nn.Module):
 def test_forms_of_weights_are_no_part_of_the_gemm() -> None:
     answer = canonical(Forms(), "w", "rank")
     assert isinstance(answer, ForwardIR), answer
-    as_written = as_traced(answer, frozenset())
+    as_written = spliced(answer, frozenset())
     assert weights_of(as_written) == ["self.w", "self.rank.t()", "self.rank.t()", "self.w.t()"]
     biases = [
         text_of(step.call.bias) for step in answer.statements if step.call is not None and step.call.bias is not None
@@ -450,7 +450,7 @@ def test_a_sum_in_one_call_with_its_product_is_a_statement_of_its_own() -> None:
     assert f"addmm = {product} + item_cast" in texts
     assert "x_cast = x.to(linear_rows.dtype)" in texts
     assert "baddbmm = linear_rows + x_cast" in texts
-    assert "addmm = torch.addmm(item, item_1, t)" in [step.text() for step in as_traced(answer, frozenset()).statements]
+    assert "addmm = torch.addmm(item, item_1, t)" in [step.text() for step in spliced(answer, frozenset()).statements]
 
 
 @pytest.mark.parametrize("site", ["w", "w.4", "w.0.0"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.graph.canonical.forwards import as_traced
+from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import source, with_forward
 from loka.graph.ir import ForwardIR, Refused
 from loka.graph.patterns.region import find_regions
@@ -49,7 +49,7 @@ def canonical(model: nn.Module, owner: str, inline: tuple[str, ...], sites: tupl
 
 def traced(*given: Any) -> ForwardIR:
     """The forward as it is written."""
-    return as_traced(canonical(*given), frozenset())
+    return spliced(canonical(*given), frozenset())
 
 
 def same(original: nn.Module, bound: nn.Module, *shape: int) -> None:
@@ -129,7 +129,7 @@ class TestTorchrec:
         assert tuple(s.call.site for s in forward.statements if s.call) == sites
         regions = find_regions(forward, set(sites))
         assert [region.ops for region in regions] == [("linear",), ("linear", "mul", "add")] * 3  # with its bias
-        same(crossnet, with_forward(copy.deepcopy(crossnet), as_traced(forward, frozenset())), 16)
+        same(crossnet, with_forward(copy.deepcopy(crossnet), spliced(forward, frozenset())), 16)
 
     def test_perceptrons_are_inlined_into_the_over_arch(self) -> None:
         over = pytest.importorskip("torchrec.models.dlrm", reason="torchrec is an extra").OverArch(16, [8, 4, 1])

@@ -1,0 +1,188 @@
+"""Puts statements of a canonical form among the traced ones, each in the place of what computes the same there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from loka.graph.expression import RefKind, locals_in
+from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, Region, Statement
+from loka.graph.patterns.linear_chain import readers_of
+
+
+class _TangledError(Exception):
+    """Traced statements cannot do without what the canonical ones keep to themselves."""
+
+
+def settled(forward: ForwardIR) -> ForwardIR:
+    """The forward in canonical form alone."""
+    return replace(forward, traced=())
+
+
+def spliced(forward: ForwardIR, kept: frozenset[int]) -> ForwardIR:
+    """The forward as it was traced, but for the canonical statements at `kept`, with the patterns of these alone.
+
+    A local is the same value in both forms, so traced statements read what is put in; what nothing reads any more goes.
+    Kept statements in a row of which only the last is read elsewhere stay together. Where traced statements read what
+    only kept ones read in canonical form, the whole forward is canonical.
+    """
+    if not forward.traced:
+        return forward
+    try:
+        statements = _Splice(forward, kept).statements()
+    except _TangledError:
+        return settled(forward)
+    return _with_patterns(replace(forward, statements=tuple(statements), traced=(), near=()), forward, kept)
+
+
+class _Splice:
+    def __init__(self, forward: ForwardIR, kept: frozenset[int]) -> None:
+        self._forward = forward
+        self._places = {step.target: place for place, step in enumerate(forward.statements) if step.target != "_"}
+        self._traced = {step.target: step for step in forward.traced if step.target != "_"}
+        steps = (step for step in forward.statements if step.target != "_")
+        self._canonical = {step.target: step for step in steps if step != self._traced.get(step.target)}
+        self._readers = readers_of(forward)
+        self._kept = {forward.statements[place].target for place in kept} - {"_"}
+        self._inner = {name for name in self._kept if (read := self._readers.get(name)) and read <= kept}
+        self._rows = self._in_rows(kept)
+        self._chosen = self._traced | {name: self._canonical[name] for name in self._taken()}
+        self._made: list[Statement] = []
+        self._begun: set[str] = set()
+        self._done: set[str] = set()
+
+    def statements(self) -> list[Statement]:
+        """All statements, in the order in which they were traced as far as that can be."""
+        live = self._live()
+        for step in self._forward.traced:
+            if step.target == "_":
+                self._put_all(_read(step))
+                self._made.append(step)
+            elif step.target in live and self._row(step.target)[-1] == step.target:
+                self._put(step.target)
+        self._put_all({*locals_in(self._forward.result), *self._kept})
+        return self._made
+
+    def _in_rows(self, kept: frozenset[int]) -> dict[str, tuple[str, ...]]:
+        """For each kept statement, its row: the last one alone is read by others than kept ones right after it."""
+        found: dict[str, tuple[str, ...]] = {}
+        row: list[str] = []
+        end = -1
+        for place in sorted(kept):
+            if place > end:
+                row, end = [], place
+                while end + 1 in kept:
+                    end += 1
+            row.append(self._forward.statements[place].target)
+            if place == end or not self._readers.get(row[-1], set()) <= set(range(place + 1, end + 1)):
+                found.update(dict.fromkeys(row, tuple(row)))
+                row = []
+        return found
+
+    def _row(self, name: str) -> tuple[str, ...]:
+        return self._rows.get(name, (name,))
+
+    def _taken(self) -> set[str]:
+        """The locals that canonical statements make: the kept ones, and those that cannot do without these.
+
+        What reads a kept local that is in the canonical form alone is canonical, too; so is a traced product of a site
+        where another statement has become that product, and what reads a local that kept statements keep to themselves.
+        """
+        taken = self._kept & self._canonical.keys()
+        fresh = self._kept - self._traced.keys()  # and what is made of these
+        beside = set(self._kept)  # and what is made of these in the canonical form alone
+        while True:
+            before = len(taken)
+            for name, step in self._canonical.items():
+                traced, read = self._traced.get(name), _read(step)
+                if traced is None:
+                    fresh |= {name} if read & fresh else set()
+                    beside |= {name} if read & beside else set()
+                elif read & fresh or (traced.call is not None and step.call is None and read & beside):
+                    taken.add(name)
+            self._take_readers(taken)
+            if len(taken) == before:
+                return taken | (self._canonical.keys() - self._traced.keys())
+
+    def _take_readers(self, taken: set[str]) -> None:
+        lost = set(self._inner)  # what no traced statement may read
+        for step in self._forward.traced:
+            if step.target in taken or step.target in self._kept or not _read(step) & lost:
+                continue
+            if step.target in self._canonical:
+                taken.add(step.target)
+            elif step.target == "_":
+                raise _TangledError
+            else:
+                lost.add(step.target)
+        if lost & {*locals_in(self._forward.result)}:
+            raise _TangledError
+
+    def _live(self) -> set[str]:
+        """The locals that something needs; traced ones that nothing ever read are there for their effects."""
+        own = {name for step in self._forward.traced for name in _read(step)}
+        effects = {name for name in self._traced if name not in own}
+        effects |= {name for name in self._traced.keys() & self._places.keys() if name not in self._readers}
+        waiting = [*effects, *self._kept, *locals_in(self._forward.result)]
+        waiting += [name for step in self._forward.traced if step.target == "_" for name in _read(step)]
+        live: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            if name not in live and name in self._chosen:
+                live.add(name)
+                waiting += _read(self._chosen[name])
+        return live
+
+    def _put_all(self, names: set[str]) -> None:
+        for name in sorted(names, key=lambda name: self._places.get(name, -1)):
+            if name in self._chosen and name not in self._done:
+                self._put(name)
+
+    def _put(self, name: str) -> None:
+        """A statement with its row, after what these read."""
+        row = self._row(name)
+        if name in self._done:
+            return
+        if name in self._begun:
+            raise _TangledError
+        self._begun.update(row)
+        steps = [self._chosen[each] for each in row]
+        self._put_all({each for step in steps for each in _read(step)} - {*row})
+        self._made += steps
+        self._done.update(row)
+
+
+def _read(step: Statement) -> set[str]:
+    return {ref.text for ref in step.operands if ref.kind is RefKind.LOCAL}
+
+
+def _with_patterns(forward: ForwardIR, canonical: ForwardIR, kept: frozenset[int]) -> ForwardIR:
+    """The forward with the patterns of the canonical one that are of kept statements alone."""
+    made = {step.target: place for place, step in enumerate(forward.statements)}
+    places = {place: made[canonical.statements[place].target] for place in kept}
+
+    def all_to(found: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(places[place] for place in found)
+
+    def region(each: Region) -> Region:
+        return replace(each, first=places[each.first], last=places[each.last])
+
+    def mix(each: FmInteraction) -> FmInteraction:
+        compress = None if each.compress is None else places[each.compress]
+        skipped, gemms = all_to(each.skipped), all_to(each.gemms)
+        return replace(
+            each, first=places[each.first], outer=places[each.outer], compress=compress, skipped=skipped, gemms=gemms
+        )
+
+    def join(each: ConcatNorm) -> ConcatNorm:
+        return replace(each, norm=places[each.norm], skipped=all_to(each.skipped))
+
+    def cross(each: Cross) -> Cross:
+        return replace(each, sum=places[each.sum], skipped=all_to(each.skipped), linear=places[each.linear])
+
+    return replace(
+        forward,
+        regions=tuple(region(each) for each in canonical.regions if {each.first, each.last} <= kept),
+        mixes=tuple(mix(each) for each in canonical.mixes if {each.first, *each.places, *each.gemms} <= kept),
+        joins=tuple(join(each) for each in canonical.joins if {*each.places} <= kept),
+        crosses=tuple(cross(each) for each in canonical.crosses if {*each.places, each.linear} <= kept),
+    )
