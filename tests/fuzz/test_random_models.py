@@ -14,7 +14,7 @@ import pytest
 from benchmarks.random_models.generator import CORE, RandomModel, Step, draw
 from benchmarks.random_models.judge import FAILURES, Verdict, Workplace
 
-SECONDS = float(os.environ.get("LOKA_FUZZ_SECONDS", "4"))
+SECONDS = float(os.environ.get("LOKA_FUZZ_SECONDS", "60"))
 SEED = int(os.environ.get("LOKA_FUZZ_SEED", str(int(time.time()))))
 
 # Once silent, or a traceback; by seed, reduced to what it needed. Whatever is drawn later, these stay.
