@@ -246,6 +246,7 @@ def test_ranks_that_plan_apart_reach_the_same_bytes(measured: Path) -> None:
     assert another.stdout.decode() == f"{text}\n"
 
 
+@pytest.mark.timing
 def test_a_thousand_unlike_sites_are_planned_in_two_seconds(make_site, chain_settings) -> None:
     wanted = chain_settings(fuse=Fuse.AUTO)
     sites = [make_site(f"layers.{i}.up", k=16 * (1 + i % 100), n=64 * (1 + i // 100)) for i in range(1000)]
