@@ -42,6 +42,21 @@ def bound(shape, inline):
     return model, lambda: dispatch.apply(model, "p", (binding,), target="reference")
 
 
+ENDS = [
+    (name, inline)
+    for name, shape in models.SHAPES.items()
+    for inline in dict.fromkeys((shape.inlines[0], shape.inlines[-1]))
+]
+
+
+@pytest.mark.parametrize(("shape", "inline"), ENDS)
+def test_an_unchanged_model_is_bound_and_computes_the_same(shape, inline):
+    model, bind = bound(shape, inline)
+    patch = bind()
+    assert models.agree(model, models.made(shape), models.inputs(shape))
+    patch.verify()
+
+
 def train(model):
     model(*ranker_inputs(8)).sum().backward()
 
@@ -156,6 +171,14 @@ def test_attributes_of_every_kind(case):
     (problem,) = error.value.problems
     assert problem.startswith(f"the model itself: {ANOTHER} at changed_models.py:")
     assert says in problem
+
+
+def test_a_buffer_of_another_shape():
+    model, bind = bound("functional", ())
+    patch = bind()
+    model.mask = torch.ones(1)  # which broadcasts: the operations are the same
+    with pytest.raises(dispatch.VerifyError, match=r"its own forward is another: self\.mask: .*1\], planned was .*6\]"):
+        patch.verify()
 
 
 def test_an_attribute_that_went():
