@@ -17,7 +17,7 @@ from tests.support.failure_names import pytest_configure  # noqa: F401 - a hook
 # learn whether the compiler knows them: 20 s. Kernels are vectorised as before; a compiler without one of them fails.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
-ABOVE = ("plan", "codegen", "bench")
+ABOVE = ("plan", "codegen", "bench", "benchmarks")
 
 if find_spec("hypothesis") is not None:  # a machine that only runs kernels need not have it
     from hypothesis import settings

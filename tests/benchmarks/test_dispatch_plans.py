@@ -43,12 +43,6 @@ def workshop() -> Iterator[StudyWorkshop]:
         yield opened
 
 
-def test_there_are_27_regions_over_the_range() -> None:
-    assert len(set(SHAPES)) == 27
-    assert {Shape(2048, 768, 256), Shape(2048, 1024, 123200)} <= set(SHAPES)
-    assert max(shape.m for shape in SHAPES) == 32768
-
-
 @pytest.mark.slow
 def test_plans_follow_the_measurements(workshop: StudyWorkshop) -> None:
     plans = decisions(SHAPE, workshop, known(fp8=0.3, fast=0.8))

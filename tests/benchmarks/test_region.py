@@ -135,12 +135,6 @@ def test_packages_are_planned_for_the_device_that_measures_them(monkeypatch: pyt
     assert plan.target == "h200"
 
 
-def test_the_default_shapes_are_the_seven() -> None:
-    assert len(DEFAULT_SHAPES) == 7
-    assert DEFAULT_SHAPES[0] == Shape(4096, 512, 512)
-    assert DEFAULT_SHAPES[-1] == Shape(8192, 4096, 4096)
-
-
 def test_shapes_are_m_n_k() -> None:
     assert parse_shape("8192,2048,1024") == Shape(m=8192, n=2048, k=1024)
     assert parse_shape("8192x2048") == Shape(m=8192, n=2048, k=2048)

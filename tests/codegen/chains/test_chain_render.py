@@ -1,4 +1,4 @@
-"""What a package with chains holds: its functions, its files, its imports, and which recipes are chains."""
+"""What a package with chains holds: its functions, its files, its imports."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from loka.codegen import render_package, write_package
 from loka.codegen.generation import check_package
-from loka.codegen.modules.linear_recipes import site_recipe
 from loka.errors import InputError
-from loka.numerics.enums import Format, Range, Scaling
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen import codegen_plans as plans
 from tests.support.codegen.chain_bodies import plan_of
@@ -94,34 +91,6 @@ def test_cross_layers_are_one_function_that_reads_each_sum_once() -> None:
     assert '"add_times_backward_residual_in_e4m3", "grad residual_grad times"' in text  # whose sum no kernel writes
     apart = kernels("fp8", "crosses_apart")
     assert '("other", "products_added_added_added_48")' in stage(apart, "BODY_CROSS")
-
-
-def recipe_of(**changes: object) -> bool:
-    found = {**chains.CHAIN, **changes}
-    return site_recipe(plans.site_plan("a", **found)).operands.is_chain  # type: ignore[arg-type]
-
-
-def test_which_recipes_are_chains() -> None:
-    rows, transposed, once = chains.ROWS, chains.TRANSPOSED, chains.TRANSPOSED_TENSORWISE
-    assert recipe_of()
-    assert recipe_of(wgrad=(transposed, transposed))
-    assert recipe_of(fast=True)
-    assert recipe_of(input_grad=False)
-    for changes in (
-        {"fprop": (replace(rows, power_of_two=False), rows)},
-        {"fprop": (rows, replace(rows, format=Format.E5M2))},
-        {"fprop": (replace(rows, range=Range.STATIC, amax=2.0), rows)},
-        {"fprop": (transposed, rows)},
-        {"fprop": None},
-        {"dgrad": (rows, rows)},
-        {"dgrad": (replace(rows, scaling=Scaling.TENSORWISE), transposed)},
-        {"dgrad": (rows, once)},
-        {"wgrad": (transposed, once)},
-        {"wgrad": (rows, transposed)},
-        {"wgrad": None},
-        {"wgrad": (replace(transposed, format=Format.E5M2), transposed)},
-    ):
-        assert not recipe_of(**changes), changes
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -199,18 +198,3 @@ def test_moved_and_cast_models_keep_scales_in_float32(planned: PlanPackage, mode
         model.to_empty(device="cpu")
         if mode == "train":
             assert patch.overflows() == ()
-
-
-def test_other_recipes_are_no_such_chain() -> None:
-    """A wgrad under another scale than dgrad's, and a weight that is known too, are linears as they were."""
-    whole = chains.known_chain(X, DY)
-    x, once = whole["fprop"]
-    dy, _ = whole["dgrad"]
-    for recipe in (
-        {**whole, "wgrad": (replace(dy, amax=1.0), x)},
-        {**whole, "fprop": (x, replace(x, amax=2.0))},
-        {**whole, "dgrad": (once, once), "wgrad": (once, x)},
-        {**whole, "dgrad": (replace(dy, format=Format.E5M2), once), "wgrad": (replace(dy, format=Format.E5M2), x)},
-    ):
-        files = render_package(chains.chain_plan(BODIES["alone"], recipe))
-        assert "fused.py" not in files

@@ -21,7 +21,7 @@ pytestmark = [
 
 HIGH, FUSED = "{use: residual_high_precision}", "{use: fuse_interaction}"
 TRANSPOSED = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
-WUKONG = {"kind": "wukong", "embeddings": 16, "dim": 24, "layers": 3, "rank": 4}
+WUKONG = {"kind": "wukong", "embeddings": 16, "dim": 24, "layers": 2, "rank": 4}
 
 
 def model_of(workplace: Workplace, name: str) -> tuple[str, str, nn.Module, Tensor]:
@@ -30,12 +30,6 @@ def model_of(workplace: Workplace, name: str) -> tuple[str, str, nn.Module, Tens
         return "dcnv2", "inputs", workplace.models.dcnv2(), 4 * torch.randn(64, 6, 16)
     workplace.models.SIZES.update(WUKONG)
     return "sized", "sized_inputs", workplace.models.sized(), 4 * torch.randn(64, 16, 24)
-
-
-def error(model: nn.Module, x: Tensor) -> float:
-    """Of a bfloat16 model's stream, by what its last layers give, to the same weights in float64."""
-    exact = copy.deepcopy(model).double()(x.double())
-    return float((model(x.bfloat16()).double() - exact).norm() / exact.norm())
 
 
 @pytest.mark.parametrize("name", ["dcn", "wukong"])
@@ -48,9 +42,9 @@ def test_the_model_in_wide_dtypes_is_the_same_function(workplace: Workplace, nam
     assert all(text.count("_wide = flatten.to(" if name == "dcn" else "x_wide = x.to(") == 1 for text in classes)
     (said,) = (mod for mod in plan.mods if mod.use == "residual_high_precision")
     assert said.exact
-    writers = {"dcn": "cross.*", "wukong": "layers.*"}[name]
+    count, writers = {"dcn": (3, "cross.*"), "wukong": (2, "layers.*")}[name]
     assert [(made.owner, made.what) for made in said.rewritten] == [
-        ("", f"3 residual sums in float32: of {writers} (3)")
+        ("", f"{count} residual sums in float32: of {writers} ({count})")
     ]
     assert said.unchanged == ()
     kernels = {"dcn": ("_cross_2(",), "wukong": ("_fm_interaction(", "_concat_norm(")}[name]
@@ -59,9 +53,8 @@ def test_the_model_in_wide_dtypes_is_the_same_function(workplace: Workplace, nam
     equal_but_for_rounding(model, package, x, limit=2e-4)
 
 
-@pytest.mark.parametrize("mods", [HIGH, f"{HIGH}, {FUSED}"])
-def test_the_sums_of_a_model_in_bfloat16_are_nearer_to_float64(workplace: Workplace, mods: str) -> None:
-    _, _, package = workplace.make("deep", mods=mods, inputs="deep_inputs")
+def test_the_sums_of_a_model_in_bfloat16_are_nearer_to_float64(workplace: Workplace) -> None:
+    _, _, package = workplace.make("deep", mods=HIGH, inputs="deep_inputs")
     model, x = workplace.models.deep(), 8 * torch.randn(256, 96)
     low = copy.deepcopy(model).bfloat16()
     exact = copy.deepcopy(low).double()(x.bfloat16().double())
@@ -143,7 +136,7 @@ def test_each_layer_alone_where_the_layers_are_named(workplace: Workplace) -> No
     plan, files, package = workplace.make(
         factory, mods='{use: residual_high_precision, match: "layers.*"}', inputs=inputs
     )
-    assert [binding.modules for binding in plan.bindings] == [("layers.0", "layers.1", "layers.2")]
+    assert [binding.modules for binding in plan.bindings] == [("layers.0", "layers.1")]
     assert "return norm_wide.to(norm_dtype)" in files["modules.py"]
     equal_but_for_rounding(model, package, x, limit=2e-4)
 

@@ -83,15 +83,6 @@ def test_a_configuration_changes_the_operator(templates):
         render_files([usual, other], templates, "a test")
 
 
-def test_names_of_the_brief():
-    backward = NormBackward(2048, "layer_norm", True, True, 1e-5, "silu", False, True)
-    assert backward.function == "layer_norm_silu_backward_e4m3"
-    assert backward.parameters == ("grad", "x", "weight", "bias", "mean", "rstd")
-    assert backward.results == ("values", "scale", "scale_max", "dweight", "dbias")
-    bare = NormBackward(64, None, False, False, 0.0, None, True, True)
-    assert (bare.parameters, bare.results) == (("grad",), ("values", "scale", "scale_max", "dadd"))
-
-
 def test_a_row_fits_its_configuration():
     for spec in (s for width in range(1, 16385, 97) for s in norm_specs(width, PARTS[:1])):
         launched = configuration(spec)

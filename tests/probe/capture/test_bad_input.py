@@ -19,7 +19,6 @@ from tests.support.models import probe_models as models
 pytestmark = pytest.mark.slow
 
 ALL = 1_000_000  # rows to sample: all of them
-COUNTED = ("nonfinite", "nonfinite_calls")
 
 
 def examined_of(path):

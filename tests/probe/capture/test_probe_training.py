@@ -17,8 +17,6 @@ from loka.probe.profile import profile_file
 from loka.probe.stats.site_trackers import Trackers
 from tests.support.models import probe_models as models
 
-ALL = 1_000_000
-
 
 def same_stats(one, other, rtol=0.0, atol=0.0):
     """Counts, moments and maxima of each site agree."""

@@ -37,15 +37,8 @@ def test_the_reference_has_the_bits_of_single_quantizers(package: Package, spec:
 
 
 @pytest.mark.parametrize("spec", WEIGHTS, ids=widths_of)
-def test_the_compiler_is_told_the_shapes(package: Package, spec: QuantizeWeights) -> None:
+def test_the_operator_holds_what_the_compiler_expects(package: Package, spec: QuantizeWeights) -> None:
     weights = [weight.nan_to_num() for weight in odd_weights(spec)]  # NaN is not equal to itself
-    real = package.run(spec, *weights)
-    with torch._subclasses.FakeTensorMode() as mode:
-        fake = package.run(spec, *(mode.from_tensor(weight) for weight in weights))
-    for name, result in real.items():
-        assert (fake[name].shape, fake[name].dtype, fake[name].stride()) == (
-            result.shape, result.dtype, result.stride()
-        )  # fmt: skip
     torch.library.opcheck(package.fused.quantize_weights.overload, (weights,))
 
 
