@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -40,9 +41,10 @@ def subject(folder: Path, factory: str = "build", device: str = "cpu") -> AotiMo
 def test_the_package_of_fp8_runs_without_loka(tmp_path: Path) -> None:
     model = subject(tmp_path)
     write_package(model, "CPU")
-    assert outcome(Job("compile", model, FP8, Action.COMPILE)).failure == ""
-    job = Job("run", model, FP8, Action.RUN, environment={"OMP_NUM_THREADS": "1"})
-    timed = Job("time", model, FP8, Action.TIME_PACKAGE, rounds=3)
+    form = replace(FP8, options={"aot_inductor.compile_wrapper_opt_level": "O0"})  # half of the compiler's time
+    assert outcome(Job("compile", model, form, Action.COMPILE)).failure == ""
+    job = Job("run", model, form, Action.RUN, environment={"OMP_NUM_THREADS": "1"})
+    timed = Job("time", model, form, Action.TIME_PACKAGE, rounds=3)
     ran, time = outcomes((job, timed), 2)
     assert (ran.failure, time.failure) == ("", "")
     assert ran.largest_error is not None
