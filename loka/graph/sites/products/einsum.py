@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from string import ascii_uppercase
 
 import torch
 from torch import Tensor
@@ -73,25 +72,6 @@ def split_equation(equation: str, side: int) -> tuple[str, str] | None:
     product = output.replace(free[0], "") + contracted[0]
     parts = f"{','.join(others)}->{product}", f"{product},{matrix}->{output}"
     return parts[0].replace(_DOTS, "..."), parts[1].replace(_DOTS, "...")
-
-
-def without_dots(equation: str, dimensions: Sequence[int]) -> str:
-    """The equation with letters for "...", by the dimensions of its operands; as it is where these differ in it.
-
-    >>> without_dots("...nd,...md->...nm", (3, 3))
-    'And,Amd->Anm'
-    """
-    terms = equation.replace(" ", "").partition("->")[0].split(",")
-    sizes = [size for term, size in zip(terms, dimensions, strict=False) if "..." in term]
-    widths = {size - len(term.replace("...", "")) for term, size in zip(filter(_has_dots, terms), sizes, strict=True)}
-    if len(terms) != len(dimensions) or len(widths) != 1:
-        return equation
-    letters = [letter for letter in ascii_uppercase if letter not in equation]
-    return equation.replace("...", "".join(letters[: widths.pop()]))
-
-
-def _has_dots(term: str) -> bool:
-    return "..." in term
 
 
 def with_one_matrix(func: object, args: Args, origins: TensorOrigins) -> tuple[Args, tuple[str, Tensor]] | None:
