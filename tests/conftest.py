@@ -5,19 +5,22 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
+from loka.kernels.measurements import recording
+from loka.kernels.measurements.lookup import Measurements
 from tests.support.failure_names import pytest_configure  # noqa: F401 - a hook
 
 # Inductor builds a library for each of the CPU's vector extensions, and loads it in a process that imports torch, to
 # learn whether the compiler knows them: 20 s. Kernels are vectorised as before; a compiler without one of them fails.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
-ABOVE = ("plan", "codegen", "bench", "benchmarks")
+ABOVE = ("plan", "codegen", "bench", "benchmarks", "cli")
 
 if find_spec("hypothesis") is not None:  # a machine that only runs kernels need not have it
     from hypothesis import settings
@@ -41,6 +44,16 @@ def no_shipped_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = planner.open_measurements
     for module in (planner, candidates):
         monkeypatch.setattr(module, "open_measurements", lambda policy: opened(policy) if policy.measurements else None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def shipped_measurements_read_once() -> Iterator[None]:
+    """A set that ships has ten thousand lines, and nothing changes it in memory."""
+    shipped, place = Measurements.shipped, recording.DATA
+    known = cache(shipped)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Measurements, "shipped", lambda target: (known if place == recording.DATA else shipped)(target))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.codegen.policy_packages import Make, policy_packages
+from tests.support.codegen.policy_packages import Make
 from tests.support.spellings.mixing_layers import INPUTS, SEEDS, gradients, mixing_module
 
 pytestmark = [
@@ -20,14 +19,6 @@ pytestmark = [
 ]
 
 SIZES = (16, 24, 4, 8)
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    with policy_packages(tmp_path) as made:
-        yield made
 
 
 def kernels(text: str) -> str:

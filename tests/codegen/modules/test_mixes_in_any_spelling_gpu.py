@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.support.codegen import chain_plans as chains
-from tests.support.codegen.policy_packages import Make, policy_packages
+from tests.support.codegen.policy_packages import Make
 from tests.support.gpu import ON_HOPPER
 from tests.support.spellings.mixing_layers import INPUTS, gradients, mixing_module
 
@@ -20,14 +19,6 @@ pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("fresh_compiler")]
 
 SIZES = (32, 64, 16, 8)
 BATCH = 1031
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    with policy_packages(tmp_path) as made:
-        yield made
 
 
 @pytest.mark.parametrize("seed", range(12))

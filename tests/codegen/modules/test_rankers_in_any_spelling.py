@@ -6,13 +6,12 @@ import copy
 import importlib
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.codegen.policy_packages import Make, policy_packages
+from tests.support.codegen.policy_packages import Make
 from tests.support.spellings.rankers import MODELS, Speller
 
 pytestmark = [
@@ -26,14 +25,6 @@ MIXED = (
     "rules: [{match: '*.rank*', compute: keep}, {match: '*.compress*', compute: keep, optional: true}]\n"
     "mods: [{use: fuse_interaction}]\n"
 )
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    with policy_packages(tmp_path) as made:
-        yield made
 
 
 def kernels(files: dict[str, str]) -> str:
