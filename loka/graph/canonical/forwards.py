@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from loka.graph.canonical.emission import emitted
+from loka.graph.canonical.kernel_statements import kernel_statements
 from loka.graph.canonical.lowering import Lowered, lowered
 from loka.graph.canonical.nodes import Value
 from loka.graph.canonical.recording import Run
@@ -71,7 +71,7 @@ def _canonical(
     read = locals_in(forward.result)
     values: dict[str, Value] = {name: value for name in read if (value := by_target.get(name)) is not None}
     traced = _with_changes_named(forward.statements, graph, runs[0].arguments)
-    made = emitted(traced, forward.result, list(runs[0].arguments), graph, values)
+    made = kernel_statements(traced, forward.result, list(runs[0].arguments), graph, values)
     statements = tuple(made.statements)
     found = replace(forward, statements=statements, traced=() if statements == traced else traced)
     return found, {**shapes, **made.shapes}

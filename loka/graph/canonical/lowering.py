@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -11,19 +11,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from loka.graph.canonical.functions import Known, Pieces, known_function
-from loka.graph.canonical.layout import Dims, Piece, Size, merged, rows_of, size_of, steps_along, total, translated
+from loka.graph.canonical.layout import Dims, Piece, Size, merged, rows_of, steps_along, total
 from loka.graph.canonical.nodes import (
     Activation,
-    Concatenation,
     Graph,
-    Linear,
     Node,
     Norm,
     Other,
     Pair,
     Parameter,
-    Part,
-    Product,
     Source,
     Value,
     is_weight,
@@ -126,6 +122,14 @@ class Lowered:
     holders: dict[Node, list[int]] = field(default_factory=dict)  # places of statements that make a tensor of a node
     weights: dict[Node, str] = field(default_factory=dict)  # of sites, with the sites
     products: dict[int, Value] = field(default_factory=dict)  # by place, what a statement makes, each taken alone
+    readers: dict[str, set[int]] = field(default_factory=dict)  # places of the statements that read a name
+    targets: list[str] = field(default_factory=list)  # by place
+
+    def read_once(self, node: Node) -> bool:
+        """True for a node that one statement reads at most."""
+        places = self.holders.get(node, [])
+        read = (self.readers.get(self.targets[place], set()) for place in places)
+        return len(set().union(*read) - set(places)) <= 1
 
 
 def lowered(
@@ -163,7 +167,8 @@ class _Lowering:
         self._graph = Graph()
         self._values: dict[int, Value] = {}  # by the id of a tensor of the first run
         self._shapes: dict[int, tuple[Size, ...]] = {}
-        products = Products(self._graph, len(runs), self._read_once)
+        self._found = Lowered({}, [], [])
+        products = Products(self._graph, len(runs), self._found.read_once)
         self._operations = Operations(
             self._graph, products, self._values, self._shapes, len(runs), split, self._site_of
         )
@@ -171,7 +176,6 @@ class _Lowering:
         self._scalars = Scalars(runs)
         self._calls: dict[int, AtenCall] = {}  # by the id of the tensor that a call made
         self._alive: list[object] = []
-        self._found = Lowered({}, [], [])
         for name, tensor in runs[0].tensors.items():
             shape = self._noted(tensor, [run.tensors[name] for run in runs])
             if name in names:
@@ -186,10 +190,10 @@ class _Lowering:
             self._locals[name] = given[0]
             if isinstance(given[0], Tensor):
                 self._found.arguments[name] = self._values[id(given[0])]
-        self._readers: dict[str, set[int]] = {}
         for place, step in enumerate(statements):
+            self._found.targets.append(step.target)
             for ref in step.operands:
-                self._readers.setdefault(ref.text, set()).add(place)
+                self._found.readers.setdefault(ref.text, set()).add(place)
 
     def _part(self, value: Value, index: Index) -> Node:
         """The node of the part of a Parameter at an index."""
@@ -207,12 +211,6 @@ class _Lowering:
         """The site of a product with a weight; linears that share a Parameter are told by the child that calls."""
         site = self._found.weights.get(weight)
         return step.note if site is not None and step.note in self._sites else site
-
-    def _read_once(self, node: Node) -> bool:
-        """True for a node that one statement reads at most."""
-        places = self._found.holders.get(node, [])
-        read = (self._readers.get(self._statements[place].target, set()) for place in places)
-        return len(set().union(*read) - set(places)) <= 1
 
     def all(self) -> Lowered:
         """The graph of all statements."""
@@ -377,56 +375,3 @@ def _vector(weight: Value, dims: Dims, shape: tuple[Size, ...]) -> Value | None:
     steps = steps_along(dims, weight.dims, shape) or ()
     size = total((step.size for step in steps), len(shape[0]))
     return Value(weight.node, (merged(Piece(step.size, step.other) for step in steps),), (size,))
-
-
-def shared_products(graph: Lowered, roots: Iterable[int], results: Iterable[Node]) -> frozenset[Node]:
-    """The products with weights that something reads besides the sum with their bias.
-
-    `roots` are the places of statements with effects, `results` the nodes that the forward returns.
-    """
-    read = (value.node for place in roots for value in graph.read[place].values())
-    waiting = [*read, *results]
-    live: set[Node] = set()
-    while waiting:
-        node = waiting.pop()
-        if node not in live:
-            live.add(node)
-            waiting += _read_by(node, graph)
-    return frozenset(
-        each.unbiased for each in live if isinstance(each, Linear) and each.unbiased in live if each.unbiased
-    )
-
-
-def _read_by(node: Node, graph: Lowered) -> Iterator[Node]:
-    match node:
-        case Linear():
-            yield node.x
-        case Product():
-            yield from (node.left, node.right)
-        case Pair():
-            yield from (operand.node for operand in node.operands)
-        case Norm() | Activation():
-            yield node.x
-        case Concatenation():
-            yield from (part.node for part in node.parts)
-        case _:
-            if isinstance(node, Part):
-                yield node.of.node
-            for place in graph.holders.get(node, ())[:1]:
-                yield from (value.node for value in graph.read[place].values())
-
-
-def embeddings_of(graph: Lowered) -> dict[Node, Value]:
-    """The embeddings of each mixing layer, x @ (x^T @ rank), as (samples, embeddings, dimension)."""
-    found: dict[Node, Value] = {}
-    for node in graph.holders:
-        inner = node.right if isinstance(node, Product) else None
-        if not isinstance(node, Product) or not isinstance(inner, Linear) or inner.x is not node.left:
-            continue
-        x, frame = node.left, rows_of(node.shape)
-        samples, n, d = translated(frame[:1], node.batch[0]), translated(frame[1:2], node.rows), merged(node.k[0])
-        if samples is None or n is None or merged(inner.k) != n[0] or not (samples[0] and d):
-            continue
-        dims = (samples[0], n[0], d)
-        found.setdefault(x, Value(x, dims, tuple(size_of(dim, len(node.shape[0])) for dim in dims)))
-    return found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from loka.graph.expression import RefKind, locals_in
+from loka.graph.canonical.views import is_permuted
+from loka.graph.expression import RefKind, locals_in, method
 from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, Region, Statement
 from loka.graph.patterns.linear_chain import readers_of
 
@@ -22,8 +23,8 @@ def spliced(forward: ForwardIR, kept: frozenset[int]) -> ForwardIR:
     """The forward as it was traced, but for the canonical statements at `kept`, with the patterns of these alone.
 
     A local is the same value in both forms, so traced statements read what is put in; what nothing reads any more goes.
-    Kept statements in a row of which only the last is read elsewhere stay together. Where traced statements read what
-    only kept ones read in canonical form, the whole forward is canonical.
+    What only kept statements read stands just before these. Where traced statements read it, too, the whole forward is
+    canonical.
     """
     if not forward.traced:
         return forward
@@ -44,42 +45,29 @@ class _Splice:
         self._readers = readers_of(forward)
         self._kept = {forward.statements[place].target for place in kept} - {"_"}
         self._inner = {name for name in self._kept if (read := self._readers.get(name)) and read <= kept}
-        self._rows = self._in_rows(kept)
-        self._chosen = self._traced | {name: self._canonical[name] for name in self._taken()}
+        self._chosen = self._traced | {name: self._in_place_of(name) for name in self._taken()}
         self._made: list[Statement] = []
         self._begun: set[str] = set()
         self._done: set[str] = set()
 
     def statements(self) -> list[Statement]:
         """All statements, in the order in which they were traced as far as that can be."""
-        live = self._live()
+        live = self._live() - self._inner
         for step in self._forward.traced:
             if step.target == "_":
                 self._put_all(_read(step))
                 self._made.append(step)
-            elif step.target in live and self._row(step.target)[-1] == step.target:
+            elif step.target in live:
                 self._put(step.target)
         self._put_all({*locals_in(self._forward.result), *self._kept})
         return self._made
 
-    def _in_rows(self, kept: frozenset[int]) -> dict[str, tuple[str, ...]]:
-        """For each kept statement, its row: the last one alone is read by others than kept ones right after it."""
-        found: dict[str, tuple[str, ...]] = {}
-        row: list[str] = []
-        end = -1
-        for place in sorted(kept):
-            if place > end:
-                row, end = [], place
-                while end + 1 in kept:
-                    end += 1
-            row.append(self._forward.statements[place].target)
-            if place == end or not self._readers.get(row[-1], set()) <= set(range(place + 1, end + 1)):
-                found.update(dict.fromkeys(row, tuple(row)))
-                row = []
-        return found
-
-    def _row(self, name: str) -> tuple[str, ...]:
-        return self._rows.get(name, (name,))
+    def _in_place_of(self, name: str) -> Statement:
+        """A canonical statement; contiguous for others than kept ones, where the traced one does not permute."""
+        step, traced = self._canonical[name], self._traced.get(name)
+        if name in self._kept or traced is None or not is_permuted(step.value) or is_permuted(traced.value):
+            return step
+        return replace(step, value=method(step.value, "contiguous"))
 
     def _taken(self) -> set[str]:
         """The locals that canonical statements make: the kept ones, and those that cannot do without these.
@@ -133,22 +121,19 @@ class _Splice:
         return live
 
     def _put_all(self, names: set[str]) -> None:
-        for name in sorted(names, key=lambda name: self._places.get(name, -1)):
-            if name in self._chosen and name not in self._done:
-                self._put(name)
+        for name in sorted(names & self._chosen.keys(), key=lambda name: self._places.get(name, -1)):
+            self._put(name)
 
     def _put(self, name: str) -> None:
-        """A statement with its row, after what these read."""
-        row = self._row(name)
+        """A statement after what it reads."""
         if name in self._done:
             return
         if name in self._begun:
             raise _TangledError
-        self._begun.update(row)
-        steps = [self._chosen[each] for each in row]
-        self._put_all({each for step in steps for each in _read(step)} - {*row})
-        self._made += steps
-        self._done.update(row)
+        self._begun.add(name)
+        self._put_all(_read(self._chosen[name]))
+        self._made.append(self._chosen[name])
+        self._done.add(name)
 
 
 def _read(step: Statement) -> set[str]:

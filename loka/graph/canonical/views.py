@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from loka.graph.canonical.layout import Size, is_fixed, move, rows_of
 from loka.graph.canonical.nodes import Node, Parameter, Part, Value
@@ -54,6 +55,11 @@ def permuted(value: Arg, order: Sequence[int]) -> Call:
     return method(value, "permute", *order)
 
 
+def is_permuted(value: Arg) -> bool:
+    """True for what `permuted` makes."""
+    return isinstance(value, Call) and value.target in (".t", ".transpose", ".permute")
+
+
 def weight_ref(value: Value) -> tuple[Ref, bool] | None:
     """A weight in a layout, and whether it is the transpose of that; None where there is no expression of it."""
     base = _base(value.node)
@@ -99,12 +105,30 @@ def _base(node: Node) -> Arg:
 
 def viewed(value: Arg, first: Value, wanted: Value) -> Arg:
     """A tensor in another layout, given what it is in the first; None where that is no view or copy of it."""
+    steps = moves(first, wanted)
+    if steps is None:
+        return None
+    for change, _ in steps:
+        value = change(value)
+    return value
+
+
+def moves(first: Value, wanted: Value) -> list[tuple[Callable[[Arg], Call], tuple[Size, ...]]] | None:
+    """The views that make one layout of another, each with the shape of what it makes; None where none do.
+
+    Raises CannotEmitError where a shape cannot be written.
+    """
     step = move(first.dims, wanted.dims, first.shape, wanted.shape)
     if step is None:
         return None
-    shape: Sequence[Size] = first.shape
+    shape = tuple(first.shape)
+    made: list[tuple[Callable[[Arg], Call], tuple[Size, ...]]] = []
     if step.before is not None:
-        value, shape = reshaped(value, shape, step.before), step.before
+        made.append((partial(reshaped, shape=shape, to=step.before), step.before))
+        shape = step.before
     if step.order is not None:
-        value, shape = permuted(value, step.order), tuple(shape[place] for place in step.order)
-    return value if step.after is None else reshaped(value, shape, step.after)
+        shape = tuple(shape[place] for place in step.order)
+        made.append((partial(permuted, order=step.order), shape))
+    if step.after is not None:
+        made.append((partial(reshaped, shape=shape, to=step.after), step.after))
+    return made
