@@ -8,6 +8,10 @@ from loka.graph.canonical.views import is_permuted
 from loka.graph.expression import RefKind, locals_in, method
 from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, Region, Statement
 from loka.graph.patterns.linear_chain import readers_of
+from loka.graph.patterns.region import ACTIVATIONS, NORMS
+from loka.graph.sites.flow import ELEMENTWISE
+
+_TOGETHER = NORMS | ACTIVATIONS | ELEMENTWISE | {"unflatten", "flatten"}  # what regions are made of, besides GEMMs
 
 
 class _TangledError(Exception):
@@ -45,56 +49,66 @@ class _Splice:
         self._readers = readers_of(forward)
         self._kept = {forward.statements[place].target for place in kept} - {"_"}
         self._inner = {name for name in self._kept if (read := self._readers.get(name)) and read <= kept}
-        self._chosen = self._traced | {name: self._in_place_of(name) for name in self._taken()}
+        self._chosen = self._traced | {name: self._canonical[name] for name in self._taken()}
         self._made: list[Statement] = []
         self._begun: set[str] = set()
         self._done: set[str] = set()
 
     def statements(self) -> list[Statement]:
         """All statements, in the order in which they were traced as far as that can be."""
-        live = self._live() - self._inner
+        live = self._live()
+        self._make_contiguous(live)
         for step in self._forward.traced:
             if step.target == "_":
                 self._put_all(_read(step))
                 self._made.append(step)
-            elif step.target in live:
+            elif step.target in live and not self._is_with_reader(step.target):
                 self._put(step.target)
         self._put_all({*locals_in(self._forward.result), *self._kept})
         return self._made
 
-    def _in_place_of(self, name: str) -> Statement:
-        """A canonical statement; contiguous for others than kept ones, where the traced one does not permute."""
-        step, traced = self._canonical[name], self._traced.get(name)
-        if name in self._kept or traced is None or not is_permuted(step.value) or is_permuted(traced.value):
-            return step
-        return replace(step, value=method(step.value, "contiguous"))
+    def _is_with_reader(self, name: str) -> bool:
+        """True for what stands just before what reads it; random numbers, say, are drawn in the order as traced."""
+        step = self._chosen[name]
+        return name in self._inner and (step.call is not None or step.op in _TOGETHER)
+
+    def _make_contiguous(self, live: set[str]) -> None:
+        """Permuted views that stand for what does not permute as traced, where traced statements read them."""
+        read = {*locals_in(self._forward.result)}
+        for step in self._forward.traced:
+            stays = step.target == "_" or (step.target in live and self._chosen[step.target] is step)
+            read |= _read(step) if stays and step.target not in self._kept else set()
+        for name in read & self._canonical.keys() & self._traced.keys():
+            step = self._chosen[name]
+            if is_permuted(step.value) and not is_permuted(self._traced[name].value):
+                self._chosen[name] = replace(step, value=method(step.value, "contiguous"))
 
     def _taken(self) -> set[str]:
         """The locals that canonical statements make: the kept ones, and those that cannot do without these.
 
-        What reads a kept local that is in the canonical form alone is canonical, too; so is a traced product of a site
-        where another statement has become that product, and what reads a local that kept statements keep to themselves.
+        What is made of a kept local that is in the canonical form alone is canonical, too.
         """
         taken = self._kept & self._canonical.keys()
-        fresh = self._kept - self._traced.keys()  # and what is made of these
-        beside = set(self._kept)  # and what is made of these in the canonical form alone
+        fresh = self._kept - self._traced.keys()
         while True:
             before = len(taken)
             for name, step in self._canonical.items():
-                traced, read = self._traced.get(name), _read(step)
-                if traced is None:
-                    fresh |= {name} if read & fresh else set()
-                    beside |= {name} if read & beside else set()
-                elif read & fresh or (traced.call is not None and step.call is None and read & beside):
-                    taken.add(name)
+                if _read(step) & fresh:
+                    (taken if name in self._traced else fresh).add(name)
             self._take_readers(taken)
             if len(taken) == before:
                 return taken | (self._canonical.keys() - self._traced.keys())
 
     def _take_readers(self, taken: set[str]) -> None:
-        lost = set(self._inner)  # what no traced statement may read
+        """Takes what reads locals that kept statements keep to themselves, or products that kept ones now make."""
+        lost = set(self._inner)
+        steps = (self._forward.statements[self._places[name]] for name in self._kept)
+        called = {step.call.site for step in steps if step.call is not None}
         for step in self._forward.traced:
-            if step.target in taken or step.target in self._kept or not _read(step) & lost:
+            if step.target in taken or step.target in self._kept:
+                continue
+            elsewhere = step.call is not None and step.call.site in called and not self._is_call(step.target)
+            if not elsewhere and not _read(step) & lost:
                 continue
             if step.target in self._canonical:
                 taken.add(step.target)
@@ -104,6 +118,10 @@ class _Splice:
                 lost.add(step.target)
         if lost & {*locals_in(self._forward.result)}:
             raise _TangledError
+
+    def _is_call(self, name: str) -> bool:
+        """True for a local that is the product of a site in canonical form, too."""
+        return name in self._places and self._forward.statements[self._places[name]].call is not None
 
     def _live(self) -> set[str]:
         """The locals that something needs; traced ones that nothing ever read are there for their effects."""

@@ -9,7 +9,7 @@ import pytest
 from loka.graph.canonical.forwards import is_canonical
 from loka.graph.canonical.splicing import spliced
 from loka.graph.ir import ForwardIR
-from tests.support.canonical_forms import assert_same, canonical, statements, texts
+from tests.support.canonical_forms import Sizes, assert_same, canonical, statements, texts
 
 LINES = (
     "GEMM u = linear x self.w: torch.nn.functional.linear({0}, {1})",
@@ -43,6 +43,18 @@ TURNED = canonical(
     ("flat",),
 )
 
+# A tensor that is read as it is, by way of a view that must be contiguous.
+BACK = canonical(
+    (
+        "GEMM m = matmul self.w x: {0} @ {1}",
+        "r = view m: {0}.view(-1, 4)",
+        "s = view r: {0}.view(-1, 6, 4)",
+        "y = cat s x: torch.cat([{0}, {1}], 1)",
+    ),
+    {"x": (6, 4)},
+    {"w": (6, 6)},
+)
+
 
 def test_without_a_kept_statement_it_is_what_was_traced() -> None:
     back = spliced(FOUND, frozenset())
@@ -72,16 +84,25 @@ def test_what_only_a_replaced_statement_read_goes() -> None:
     ]
 
 
-@pytest.mark.parametrize(("forward", "parameters"), [(FOUND, PARAMETERS), (TURNED, {"w": (6, 6), "b": (6,)})])
-def test_any_choice_computes_the_same(forward: ForwardIR, parameters: dict[str, tuple[int, ...]]) -> None:
+@pytest.mark.parametrize(
+    ("forward", "inputs", "parameters"),
+    [
+        (FOUND, INPUTS, PARAMETERS),
+        (TURNED, INPUTS, {"w": (6, 6), "b": (6,)}),
+        (BACK, {"x": (6, 4)}, {"w": (6, 6)}),
+    ],
+)
+def test_any_choice_computes_the_same_with_one_product(forward: ForwardIR, inputs: Sizes, parameters: Sizes) -> None:
     drawn = random.Random(0)
     places = range(len(forward.statements))
     for _ in range(40):
         kept = frozenset(place for place in places if drawn.random() < drawn.choice((0.2, 0.5, 0.8)))
-        assert_same(forward, INPUTS, parameters, kept)
-        mixed = [step.target for step in spliced(forward, kept).statements]
-        assert len(set(mixed)) == len(mixed)
-        assert {forward.statements[place].target for place in kept} <= {*mixed}
+        assert_same(forward, inputs, parameters, kept)
+        mixed = spliced(forward, kept).statements
+        targets = [step.target for step in mixed]
+        assert len(set(targets)) == len(targets)
+        assert {forward.statements[place].target for place in kept} <= {*targets}
+        assert [step.call.site for step in mixed if step.call is not None] == ["w"]
 
 
 def test_kept_statements_that_only_each_other_read_stay_together() -> None:
