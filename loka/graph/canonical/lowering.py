@@ -126,10 +126,12 @@ class Lowered:
     targets: list[str] = field(default_factory=list)  # by place
 
     def read_once(self, node: Node) -> bool:
-        """True for a node that one statement reads at most."""
+        """True for a node that one statement reads at most, besides what makes a view or a copy of another node."""
         places = self.holders.get(node, [])
-        read = (self.readers.get(self.targets[place], set()) for place in places)
-        return len(set().union(*read) - set(places)) <= 1
+        read: set[int] = set().union(*(self.readers.get(self.targets[place], set()) for place in places))
+        made = {place: self.made[place] for place in read if place < len(self.made)}
+        views = {place for place, value in made.items() if value is not None and self.holders[value.node][0] != place}
+        return len(read - views) <= 1
 
 
 def lowered(
