@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "d91aab3cb6c8a03e50c8bf5c8f1fa12b4b4b0036334249ad2a473d9e884c5a29"
+STAMP = "a2d3e2c5ca03e98bbe56d9fc9b914416a3a8e6e9af08c3cba295d9ce678ad0c2"
 
 
 @triton.jit

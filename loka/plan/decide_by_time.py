@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from loka.devices.targets import DEVICES
 from loka.graph.sites.site import Site
 from loka.numerics.enums import Compute, Fuse
 from loka.plan.decide import Decider, Situation
+from loka.plan.evidence import waits_for_evidence
 from loka.plan.plan import GemmPlan, SiteTiming, StepTime
 from loka.plan.select.enumerate import SiteOptions, enumerate_options
 from loka.plan.select.perf_model import HostModel, PerfModel
@@ -52,6 +54,7 @@ class ByTime:
         self._host = HostModel(device.host, execution.mode) if execution is not None else None
         self._enumerated: dict[tuple[object, ...], SiteOptions | None] = {}
         self._around: dict[tuple[object, ...], Surroundings] = {}
+        self._after_fused: frozenset[str] = frozenset()
 
     def decide(self, ways: Sequence[Sequence[SiteDraft]], traced: TracedNeighbours) -> list[SiteDraft]:
         """Each site as its measurements decide it.
@@ -61,6 +64,7 @@ class ByTime:
         then the first. Where the host is considered, what is minimised is the longer of its time and the GPU's in the
         whole step. Both are sums over sites, so each share of the one in the other (`HOST_WEIGHTS`) gives a candidate.
         """
+        self._after_fused = _after_fused([draft.site for draft in ways[0]], traced)
         problems = [[self._problem(draft, traced) for draft in drafts] for drafts in ways]
         weights = HOST_WEIGHTS if self._host is not None else HOST_WEIGHTS[:1]
         selections = []
@@ -94,8 +98,11 @@ class ByTime:
         around = self._around[key]
         if site.name in traced.around:
             around = around.in_chain(traced.around[site.name])
+        elif site.name in self._after_fused:
+            around = replace(around, made_before=True)
         fuse = Fuse.NEVER if site.name in traced.alone else wanted.fuse
-        key = (id(wanted), site.rows, site.k, site.n, site.gemms, around, fuse)
+        native = Fuse.NEVER if waits_for_evidence(draft.gemms) else fuse
+        key = (id(wanted), site.rows, site.k, site.n, site.gemms, around, fuse, native)
         if key not in self._enumerated:
             self._enumerated[key] = enumerate_options(
                 self._situation.sizes_of(site),
@@ -105,8 +112,21 @@ class ByTime:
                 fuse,
                 self._perf_model,
                 self._host,
+                native,
             )
         return self._enumerated[key]
+
+
+def _after_fused(sites: Sequence[Site], traced: TracedNeighbours) -> frozenset[str]:
+    """The sites that no kernel takes along, and whose norm or activation before ends the chain of the site before."""
+    found = set()
+    for previous, site in pairwise(sites):
+        chained = traced.around.get(previous.name)
+        if chained is not None and site.name in traced.alone and chained.last and site.k == previous.n:
+            before = surroundings_of(site).before
+            if before and before == chained.after:
+                found.add(site.name)
+    return frozenset(found)
 
 
 def _selected(

@@ -23,7 +23,7 @@ from loka.numerics.recipe import OperandPair
 from loka.paths import open_plain, shown
 from loka.plan.format import format_near_budget, format_operands, format_over_budget
 from loka.plan.ne import over_ne_budget
-from loka.plan.plan import Evidence, Plan
+from loka.plan.plan import Evidence, GemmPlan, Plan
 from loka.policy.policy import Policy
 from loka.policy.settings import Budget
 from loka.probe.profile.profile import (
@@ -142,6 +142,11 @@ def judge(known: ProfiledSites | None, site: str, gemm: Gemm, requested: Operand
     evidence = evidence_of(estimate, budget, known.profile, seen)
     unsupported_reason = "" if evidence.verdict is Verdict.SAFE else f"{evidence.verdict.value}: {evidence.figures}"
     return JudgedGemm(evidence, unsupported_reason)
+
+
+def waits_for_evidence(gemms: Sequence[GemmPlan]) -> bool:
+    """True if any of a site's GEMMs is kept for want of a profile."""
+    return any(gemm.reason == NO_EVIDENCE for gemm in gemms)
 
 
 def evidence_of(estimate: Estimate, budget: Budget, profile: Profile, site: SiteProfile) -> Evidence:

@@ -77,7 +77,7 @@ def _worth(site: SitePlan) -> float:
     """What FP8 at a site saves: microseconds of a step, or without measurements its share of the FLOPs."""
     if site.timing is None:
         return site.site.share
-    return site.site.calls * (site.timing.as_is.us - site.timing.chosen.us)
+    return site.site.calls * (site.timing.without_fp8.us - site.timing.chosen.us)
 
 
 def _changes(site: SitePlan) -> list[Interval]:

@@ -22,6 +22,7 @@ from loka.policy.settings import Assignment
 from loka.probe.profile.profile import Interval, Verdict
 from loka.probe.stats.site_stats import Finite
 
+LITTLE = 0.02  # share of a site's time that is not worth a word, and that FP8 may cost it for its neighbours
 NATIVE = "as-is"  # the kernel of a GEMM in the model's own dtype
 NOTHING_AROUND = "no norm, activation or residual around it can be taken along"  # a region_note that is not a problem
 
@@ -114,14 +115,16 @@ class TimedOption:
     outcome: str
     mere: Finite | None = None  # the worst of its FP8 GEMMs, measured on normal operands; None if any is unknown
     sqnr_db: Finite | None = None
+    fused: bool = False  # LoKA's kernels compute what is around the GEMMs; otherwise torch.compile does
 
 
 @dataclass(frozen=True, slots=True, config=MODEL)
 class SiteTiming:
-    """Measured gain of the decision for a site (`loka.plan.select.workload` lists what is counted)."""
+    """Predicted times of one call of a site (`loka.plan.select.workload` lists what is counted)."""
 
-    chosen: StepTime
-    as_is: StepTime
+    chosen: StepTime  # as planned
+    without_fp8: StepTime  # with native GEMMs, fused or compiled as the policy leaves it
+    as_is: StepTime  # the native model by torch.compile
     kept: bool = False  # less of it runs in FP8 than allowed, possibly nothing, because FP8 is not faster enough
     options: tuple[TimedOption, ...] = ()  # that were compared
 
@@ -129,6 +132,11 @@ class SiteTiming:
     def speedup(self) -> float:
         """Speedup relative to the native model."""
         return self.as_is.us / self.chosen.us
+
+    @property
+    def by_fp8(self) -> float:
+        """Speedup by FP8 itself: relative to native GEMMs with what LoKA fuses."""
+        return self.without_fp8.us / self.chosen.us
 
 
 @dataclass(frozen=True, slots=True, config=MODEL)
@@ -188,6 +196,11 @@ class SitePlan:
     def recipe(self) -> Recipe:
         """The recipe of its GEMMs."""
         return Recipe.of({gemm.gemm: gemm.operands for gemm in self.gemms})
+
+    @property
+    def slowed_by_fp8(self) -> bool:
+        """True if it is predicted slower in FP8 than with native GEMMs, by more than a little."""
+        return self.fp8 and self.timing is not None and self.timing.by_fp8 * (1 + LITTLE) < 1
 
 
 @dataclass(frozen=True, slots=True, config=MODEL)

@@ -23,7 +23,7 @@ from loka.plan.plan import Plan
 from loka.plan.plan_of import decided, kernels_for, plan_of
 from loka.plan.prospect import Prospect, prospect_of, with_gains
 from loka.plan.serialize import read_plan_file
-from loka.plan.tuning.choices import AS_IT_STANDS, Choice, without_fp8
+from loka.plan.tuning.choices import AS_IT_STANDS, Choice
 from loka.plan.tuning.record import TunedFile, confirmed_plan, tuned_inputs
 from loka.policy.policy import Policy
 
@@ -37,7 +37,6 @@ class Planned:
     measurements: Measurements | None = None
     notes: tuple[str, ...] = ()  # on finding the sites (`SiteMap.notes`)
     prospect: Prospect | None = None  # where the plan has no FP8, what FP8 would bring
-    without_fp8: Plan | None = None  # with gains, where the plan has FP8 and times: the policy with no GEMM in FP8
     ignored: str = ""  # why the record of `loka tune` at the policy's place does not hold
 
 
@@ -68,8 +67,8 @@ def planned(
     """The plan of a policy, as from `make_plan`, with the profile and the measurements.
 
     With `gains`, the plan includes the measured gain of each mod, which takes another planning for each of them: of a
-    copy of the same model, and with a quick check of its forwards, as only times are read from it; and a plan with FP8
-    comes with one without. With `prospects`, a plan without FP8 comes with what it would bring.
+    copy of the same model, and with a quick check of its forwards, as only times are read from it. With `prospects`, a
+    plan without FP8 comes with what it would bring.
     """
     with deferred_gc():  # ten thousand sites make a million objects and hardly any garbage
         loaded = policy_argument(policy, "policy")
@@ -113,13 +112,9 @@ def planned(
 
         if compared:
             made = with_gains(made, loaded, without)
-        native = None
-        if gains and measurements is not None and made.share_fp8 > 0:
-            kept = replace(examined, settings=without_fp8(examined.settings))
-            native = plan_of(kept, known, measurements, kernels, tracer)
         prospects = prospects and made.tuned is None  # a measured step knows better
         prospect = prospect_of(at, made, examined.settings) if prospects else None
-        return Planned(made, known, measurements, examined.notes, prospect, native, ignored)
+        return Planned(made, known, measurements, examined.notes, prospect, ignored)
 
 
 def _warn(ignored: str) -> None:

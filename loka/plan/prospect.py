@@ -32,20 +32,20 @@ class Prospect:
     batch_size: int
     share_fp8: float  # of the training GEMM FLOPs
     us: float
-    as_is_us: float
+    without_fp8_us: float
     assumed: bool  # that FP8 is safe, for want of a profile
 
     @property
     def speedup(self) -> float:
-        """Speed-up over the model as it is, in BF16."""
-        return self.as_is_us / self.us
+        """Speed-up by FP8 itself: over native GEMMs with what LoKA fuses."""
+        return self.without_fp8_us / self.us
 
     def describe(self, batch_size: int) -> str:
         """A sentence; `batch_size` is the policy's."""
         given = "if a profile finds it safe (loka probe)" if self.assumed else "by this profile"
         gain = (
             f"{format_share(self.share_fp8)} of the training GEMM FLOPs in FP8, {format_us(self.us)} instead of "
-            f"{format_us(self.as_is_us)}, {format_speedup(self.speedup)}"
+            f"{format_us(self.without_fp8_us)}, {format_speedup(self.speedup)}"
         )
         if self.speedup < WORTH:
             return f"FP8 would hardly gain at batch sizes up to {self.batch_size}, {given}: the GEMMs are too small"
@@ -70,7 +70,7 @@ def prospect_of(plan_at: Callable[[int, bool], Plan], plan: Plan, settings: Sequ
         total = total_time(planned)
         if total is None:
             return None
-        found = Prospect(planned.batch_size, planned.share_fp8, total.us, total.as_is_us, assumed)
+        found = Prospect(planned.batch_size, planned.share_fp8, total.us, total.without_fp8_us, assumed)
         if planned.share_fp8 > 0 and found.speedup >= WORTH:
             return found
         if not any(site.timing is not None and site.timing.kept for site in planned.sites):

@@ -20,13 +20,14 @@ class Total:
     """Sum of the times of all sites that measurements decided, and of interactions, in one training step."""
 
     us: float
-    as_is_us: float
+    without_fp8_us: float  # the same with every GEMM in the model's dtype: what fusing alone takes
+    as_is_us: float  # of the native model by torch.compile
     sites: tuple[tuple[TimeSource, int], ...]  # number of sites whose times are measured, interpolated, estimated
     interactions: tuple[tuple[TimeSource, int], ...] = ()  # the same for interactions
     left_out: int = 0  # interactions not included, as torch.compile's time for them is unknown
     host_us: float | None = None  # of the host, for the launches of all sites; None where it was not considered
-    as_is_host_us: float | None = None  # the same of the native model
-    without_fp8_us: float | None = None  # planned with no GEMM in FP8: what fusing alone takes; None if not known
+    without_fp8_host_us: float | None = None
+    as_is_host_us: float | None = None
 
     @property
     def speedup(self) -> float:
@@ -34,32 +35,40 @@ class Total:
         return self.as_is_us / self.us
 
     @property
-    def by_fp8(self) -> float | None:
-        """Speedup by FP8 itself: relative to the same policy with no GEMM in FP8."""
-        return None if self.without_fp8_us is None else self.without_fp8_us / self.us
+    def by_fusing(self) -> float:
+        """Speedup relative to the native model with every GEMM in the model's dtype."""
+        return self.as_is_us / self.without_fp8_us
+
+    @property
+    def by_fp8(self) -> float:
+        """Speedup by FP8 itself: relative to the same with every GEMM in the model's dtype."""
+        return self.without_fp8_us / self.us
 
 
-def total_time(plan: Plan, without_fp8: Plan | None = None) -> Total | None:
-    """The sum over sites and interactions; None where no measurement decided any site, or none is called.
-
-    `without_fp8` is the same policy planned with no GEMM in FP8.
-    """
-    native = None if without_fp8 is None or not comparable(plan, without_fp8) else total_time(without_fp8)
+def total_time(plan: Plan) -> Total | None:
+    """The sum over sites and interactions; None where no measurement decided any site, or none is called."""
     timed = [(site.timing, site.site.calls) for site in plan.sites if site.timing is not None and site.site.calls]
     if not timed:
         return None
     fused = [(chosen, as_is, each.calls) for each, chosen, as_is in step_times(plan.interactions)]
-    times = [*((timing.chosen, timing.as_is, calls) for timing, calls in timed), *fused]
+    ours = sum(chosen.us * calls for chosen, _, calls in fused)
     return Total(
-        us=round(sum(chosen.us * calls for chosen, _, calls in times), 3),
-        as_is_us=round(sum(as_is.us * calls for _, as_is, calls in times), 3),
+        us=_sum_us([(timing.chosen, calls) for timing, calls in timed], ours),
+        without_fp8_us=_sum_us([(timing.without_fp8, calls) for timing, calls in timed], ours),
+        as_is_us=_sum_us(
+            [(timing.as_is, calls) for timing, calls in timed], sum(as_is.us * calls for _, as_is, calls in fused)
+        ),
         sites=_counted([timing.chosen.source for timing, _ in timed]),
         interactions=_counted([chosen.source for chosen, _, _ in fused]),
         left_out=len(plan.interactions) - len(fused),
         host_us=_host_us([(timing.chosen, calls) for timing, calls in timed]),
+        without_fp8_host_us=_host_us([(timing.without_fp8, calls) for timing, calls in timed]),
         as_is_host_us=_host_us([(timing.as_is, calls) for timing, calls in timed]),
-        without_fp8_us=None if native is None else native.us,
     )
+
+
+def _sum_us(times: Sequence[tuple[StepTime, int]], more: float) -> float:
+    return round(sum(time.us * calls for time, calls in times) + more, 3)
 
 
 def comparable(plan: Plan, other: Plan) -> bool:
@@ -82,20 +91,16 @@ def _counted(sources: Sequence[TimeSource]) -> tuple[tuple[TimeSource, int], ...
 
 
 def format_total(total: Total) -> str:
-    """A total: `GEMMs with their norms and interactions: 14213 us a training step, 33695 us in BF16, 2.37x`."""
-    text = (
-        f"{format_summed(total)}: {format_us(total.us)} a training step, {format_us(total.as_is_us)} in BF16, "
-        f"{format_speedup(total.speedup)}"
+    """A total: `GEMMs with their norms: 814 us a training step; 1023 us without FP8, 1240 us in compiled BF16: ...`."""
+    return (
+        f"{format_summed(total)}: {format_us(total.us)} a training step; {format_us(total.without_fp8_us)} without "
+        f"FP8, {format_us(total.as_is_us)} in compiled BF16: {format_speedup(total.speedup)}, of which fusing gains "
+        f"{format_speedup(total.by_fusing)} and {format_by_fp8(total.by_fp8)}"
     )
-    if total.without_fp8_us is None:
-        return text
-    fused = total.as_is_us / total.without_fp8_us
-    return f"{text}; planned without FP8 {format_us(total.without_fp8_us)}, {format_speedup(fused)}: {_verdict(total)}"
 
 
-def _verdict(total: Total) -> str:
-    """What FP8 itself does to a step."""
-    gain = total.by_fp8 or 1.0
+def format_by_fp8(gain: float) -> str:
+    """What FP8 itself does to a time, by the ratio without it and with it: `FP8 itself gains 1.26x`."""
     if abs(gain - 1) < _NOTHING:
         return "FP8 itself changes nothing"
     return f"FP8 itself {'gains' if gain > 1 else 'makes it slower,'} {format_speedup(gain)}"
@@ -103,11 +108,13 @@ def _verdict(total: Total) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StepPrediction:
-    """What a whole step takes on the host and on the GPU, in microseconds, planned and native."""
+    """What a whole step takes on the host and on the GPU, in microseconds, planned, without FP8 and native."""
 
     host_us: float
+    without_fp8_host_us: float
     as_is_host_us: float
     gpu_us: float
+    without_fp8_gpu_us: float
     as_is_gpu_us: float
 
     @property
@@ -120,6 +127,11 @@ class StepPrediction:
         """Speedup of a step in a loop: each model waits for the slower of the two."""
         return max(self.as_is_host_us, self.as_is_gpu_us) / max(self.host_us, self.gpu_us)
 
+    @property
+    def by_fp8(self) -> float:
+        """Speedup of such a step by FP8 itself."""
+        return max(self.without_fp8_host_us, self.without_fp8_gpu_us) / max(self.host_us, self.gpu_us)
+
 
 def predicted_step(plan: Plan, total: Total) -> StepPrediction | None:
     """The prediction for a whole step; None unless the policy says how the model runs.
@@ -127,18 +139,23 @@ def predicted_step(plan: Plan, total: Total) -> StepPrediction | None:
     Nor is there one where CUDA graphs are replayed and the policy says nothing of the rest of a step.
     """
     execution = plan.execution
-    if execution is None or total.host_us is None or total.as_is_host_us is None:
+    hosts = (total.host_us, total.without_fp8_host_us, total.as_is_host_us)
+    if execution is None or hosts[0] is None or hosts[1] is None or hosts[2] is None:
         return None
     host, gpu = 1e3 * execution.host_ms, 1e3 * execution.gpu_ms
     if execution.mode.replays and not host and not gpu:
         return None
-    return StepPrediction(host + total.host_us, host + total.as_is_host_us, gpu + total.us, gpu + total.as_is_us)
+    return StepPrediction(
+        *(host + us for us in (hosts[0], hosts[1], hosts[2])),
+        *(gpu + us for us in (total.us, total.without_fp8_us, total.as_is_us)),
+    )
 
 
 def format_host(plan: Plan, total: Total) -> str:
     """What a step waits for, where the policy says how the model runs, else "".
 
-    `the host, compiled: 4950 us a step, 3480 us in BF16 (by the host of an NVIDIA H200); the GPU: 905 us, 1120 us: ...`
+    `the host, compiled: 4950 us a step, 3530 us without FP8, 3480 us in compiled BF16 (as on the host of an NVIDIA
+    H200); the GPU: 905 us, 1050 us, 1120 us: ...`
     """
     step = predicted_step(plan, total)
     if step is None or plan.execution is None:
@@ -152,8 +169,10 @@ def format_host(plan: Plan, total: Total) -> str:
         verdict = f"the step waits for the GPU, {format_speedup(step.speedup)} over BF16"
     measured_on = DEVICES[plan.target].host.measured_on
     return (
-        f"the host, {plan.execution.mode.value}: {format_us(step.host_us)} a step, {format_us(step.as_is_host_us)} in "
-        f"BF16 (as on {measured_on}); the GPU: {format_us(step.gpu_us)}, {format_us(step.as_is_gpu_us)}: {verdict}"
+        f"the host, {plan.execution.mode.value}: {format_us(step.host_us)} a step, "
+        f"{format_us(step.without_fp8_host_us)} without FP8, {format_us(step.as_is_host_us)} in BF16 (as on "
+        f"{measured_on}); the GPU: {format_us(step.gpu_us)}, {format_us(step.without_fp8_gpu_us)}, "
+        f"{format_us(step.as_is_gpu_us)}: {verdict}"
     )
 
 

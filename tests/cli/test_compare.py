@@ -104,11 +104,13 @@ def test_a_stopped_comparison_shows_what_it_has_and_goes_on(package, loka, monke
 
 
 def test_the_planned_speed_stands_beside_the_emulated_one(package, loka, monkeypatch):
-    monkeypatch.setattr("loka.cli.tables.plan_table.total_time", lambda plan: Total(us=50.0, as_is_us=75.0, sites=()))
+    total = Total(us=50.0, without_fp8_us=60.0, as_is_us=75.0, sites=())
+    monkeypatch.setattr("loka.cli.tables.plan_table.total_time", lambda plan: total)
     lines = [
         " ".join(line.split()) for line in loka("compare", package.policy, *SHORT, "--budget", "1000").out.split("\n")
     ]
     assert "planned on h100, us of a step 75.0 50.0 1.50x" in lines
+    assert "planned on h100, without FP8 75.0 60.0 1.25x" in lines
     assert [line for line in lines if line.startswith("cpu here, FP8 emulated, samples/s ")]
 
 

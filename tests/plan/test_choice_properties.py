@@ -80,9 +80,7 @@ def time_of(site: Site, wanted: SiteSettings, kernels: tuple[str, ...], costs: M
         gemm: None if kernel == NATIVE else wanted.gemms[gemm].operands
         for gemm, kernel in zip(gemms, kernels, strict=True)
     }
-    fused = wanted.fuse is Fuse.ALWAYS
-    unfused = fused and any(pairs.values())  # where they are no chain
-    workload = workload_of(sizes, Recipe.of(pairs), surroundings_of(site), fused, False, unfused)
+    workload = workload_of(sizes, Recipe.of(pairs), surroundings_of(site), wanted.fuse is Fuse.ALWAYS, False)
 
     def product_us(gemm: Gemm, kernel: str) -> float:
         """In whichever form of its operands a kernel is faster."""

@@ -42,7 +42,7 @@ def timed(site: SitePlan, chosen: float, as_is: float, gemm: float = 10.0, **cha
     """A site with times; each of its native GEMMs takes `gemm`."""
     times = (KernelTime(NATIVE, gemm, 0.0, TimeSource.MEASURED),)
     gemms = tuple(replace(each, times=times) for each in site.gemms)
-    return replace(site, gemms=gemms, timing=SiteTiming(step(chosen), step(as_is)), **changes)
+    return replace(site, gemms=gemms, timing=SiteTiming(step(chosen), step(as_is), step(as_is)), **changes)
 
 
 def chained(site: SitePlan) -> SitePlan:

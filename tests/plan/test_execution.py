@@ -12,7 +12,7 @@ from loka.devices.spec import Execution
 from loka.devices.targets import DEFAULT, TargetDevice
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.mods.policy_loader import load_policy
-from loka.numerics.enums import Compute
+from loka.numerics.enums import Compute, Fuse
 from loka.plan.decide import Situation
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.planner import make_plan
@@ -38,7 +38,7 @@ def decided(make_site, chain_settings, make_known) -> Callable[..., tuple[SitePl
         costs = MadeUp({"as-is": 1.0, SCALED_MM: 0.5})
         situation = Situation(TargetDevice.H100, 8192, known=known, costs=costs, execution=execution)
         traced = TracedNeighbours(tuple((name,) for name in NAMES))
-        return resolve(sites, [chain_settings(compute)] * 3, situation, {}, traced)
+        return resolve(sites, [chain_settings(compute, fuse=Fuse.AUTO)] * 3, situation, {}, traced)
 
     return make
 

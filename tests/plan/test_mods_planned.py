@@ -199,7 +199,7 @@ def test_a_mixing_layer_that_is_fused_is_not_padded(tmp_path, monkeypatch):
 def timed(plan: Plan, *us: float | None) -> Plan:
     times = (None if each is None else StepTime(each, 0.0, TimeSource.MEASURED) for each in us)
     sites = (
-        replace(site, timing=None if time is None else SiteTiming(time, time))
+        replace(site, timing=None if time is None else SiteTiming(time, time, time))
         for site, time in zip(plan.sites, times, strict=True)
     )
     return replace(plan, sites=tuple(sites))

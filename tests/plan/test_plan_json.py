@@ -84,7 +84,7 @@ def whole_plan(make_plan, make_site, make_settings):
     gemm = replace(plan.sites[0].gemms[0], evidence=evidence, times=times, m_buckets=((256, "k"), (4096, "l")))
     kept = replace(plan.sites[0].gemms[1], rejected=(Rejected("k", "slow"),))
     time = StepTime(1.25, 2.5, TimeSource.ESTIMATED, 10.0)
-    timing = SiteTiming(time, time, True, (TimedOption(("k", NATIVE), time, "chosen", 0.1, 30.0),))
+    timing = SiteTiming(time, time, time, True, (TimedOption(("k", NATIVE), time, "chosen", 0.1, 30.0),))
     first = replace(plan.sites[0], gemms=(gemm, kept), region=("layer_norm",), region_note="x", timing=timing)
     mod = ModPlan(
         use="block_norm",
@@ -185,10 +185,10 @@ def test_a_foreign_file_says_so(text):
         from_json(text, "p.json")
 
 
-@pytest.mark.parametrize("version", ["12", "14", '"13"', "null"])
+@pytest.mark.parametrize("version", ["13", "15", '"14"', "null"])
 def test_another_version_says_what_to_run(version, whole_plan):
-    text = to_json(whole_plan).replace('"version": 13', f'"version": {version}')
-    with pytest.raises(InputError, match=r"^p\.json: the plan has version .* reads 13: .* `loka generate POLICY`"):
+    text = to_json(whole_plan).replace('"version": 14', f'"version": {version}')
+    with pytest.raises(InputError, match=r"^p\.json: the plan has version .* reads 14: .* `loka generate POLICY`"):
         from_json(text, "p.json")
 
 

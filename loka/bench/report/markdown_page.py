@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from loka.bench.markdown import Table, code, escaped, listed, markdown_table, nested
 from loka.plan.evidence import ProfiledSites, over_budget
-from loka.plan.format import describe_tuned, format_share, format_speedup, grouped, pattern_of
+from loka.plan.format import describe_tuned, format_share, grouped, pattern_of
 from loka.plan.mod_words import describe_mod, describe_unchanged
 from loka.plan.plan import NATIVE, Plan
 from loka.plan.planner import Planned
@@ -18,12 +18,12 @@ from loka.plan.view.table import (
     INTERACTIONS,
     NOTHING,
     TIMES,
-    WITHOUT_FP8,
     PlanRow,
     budget_lines,
     cells_of,
     group_sites,
     interaction_rows,
+    slowed_lines,
 )
 from loka.probe.profile.profile import Finding
 
@@ -34,7 +34,7 @@ SMALL = 0.001  # share of the model's FLOPs below which a site outside FP8 is no
 def to_markdown(planned: Planned, policy: str) -> str:
     """The page of a policy, titled with the user's name for it. Deterministic for a plan and a profile."""
     plan, known = planned.plan, planned.known
-    rows = group_sites(plan, True, planned.without_fp8)
+    rows = group_sites(plan, True)
     parts = [f"# {escaped(plan.name)}{TITLE}", _summary(plan, known, policy)]
     parts += ["## Decisions", markdown_table(decisions(rows))]
     parts += [listed(planned.notes)] if planned.notes else []
@@ -49,8 +49,7 @@ def to_markdown(planned: Planned, policy: str) -> str:
             parts += ["## Findings", markdown_table(finding_rows(known.profile.findings))]
     if sentences := total_sentences(planned):
         timed = [row for row in rows if row.us != NOTHING]
-        times = [each for each in TIMES if planned.without_fp8 is not None or each != WITHOUT_FP8]
-        columns = ("site", "count", *times)
+        columns = ("site", "count", *TIMES)
         parts += ["## Times", escaped(" ".join(sentences)), markdown_table((columns, cells_of(timed, columns)))]
         parts += [markdown_table((INTERACTIONS, interaction_rows(plan)))] if plan.interactions else []
     short = shortfalls(plan, rows)
@@ -70,10 +69,7 @@ def shortfalls(plan: Plan, rows: Sequence[PlanRow]) -> list[str]:
     if judged.count(False):
         without = f"{judged.count(False)} of {len(judged)} GEMMs"
         lines.append(f"in FP8 without evidence: {without}; run loka probe, and name the profile")
-    slower = [site for site in plan.sites if site.fp8 and site.timing is not None and site.timing.speedup < 1]
-    for pattern in dict.fromkeys(pattern_of(site.site.name) for site in slower):
-        worst = min(site.timing.speedup for site in slower if site.timing and pattern_of(site.site.name) == pattern)
-        lines.append(f"in FP8 though BF16 is faster: {pattern}, {format_speedup(worst)}")
+    lines += slowed_lines(plan)
     for row in rows:
         if row.share >= SMALL and set(row.runs_in) <= {NATIVE, NOTHING}:
             lines.append(f"not in FP8: {row.pattern}, {format_share(row.share)} of the FLOPs: {row.reason}")
@@ -116,7 +112,7 @@ def decisions(rows: Sequence[PlanRow]) -> Table:
 
 def total_sentences(planned: Planned) -> tuple[str, ...]:
     """The time of a training step, what FP8 itself gains, and what the step waits for; none without measurements."""
-    plan, total = planned.plan, total_time(planned.plan, planned.without_fp8)
+    plan, total = planned.plan, total_time(planned.plan)
     if total is None:
         return ()
     found, host = f"{format_total(total)} ({format_time_sources(total)}).", format_host(plan, total)

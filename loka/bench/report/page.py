@@ -30,7 +30,7 @@ from loka.plan.ne import planned_ne
 from loka.plan.plan import ModPlan, Plan
 from loka.plan.planner import Planned
 from loka.plan.totals import format_time_sources, predicted_step, total_time
-from loka.plan.view.table import group_sites
+from loka.plan.view.table import group_sites, name_of_group, site_groups
 from loka.policy.problems import printable
 from loka.probe.profile.profile import Verdict
 from loka.templating.templates import render_page
@@ -38,6 +38,7 @@ from loka.templating.templates import render_page
 ROWS = 300  # of a table; `loka plan` has the others
 OPEN_NODES = 60  # a tree of more nodes starts with closed branches
 GENERATOR = "LoKA report"  # in the head of every page, by which it is known
+_NAMED = 4  # sites, or groups of them, in a headline
 _HEAD = 1024  # bytes that the generator stands within
 
 
@@ -107,7 +108,7 @@ class Report:
 def gather(planned: Planned, policy: str, runs: KeptRuns, steps: MeasuredSteps | None = None) -> Report:
     """The values of a policy's page; `policy` is the user's name for it. Deterministic for its arguments."""
     plan, known = planned.plan, planned.known
-    rows = group_sites(plan, True, planned.without_fp8)
+    rows = group_sites(plan, True)
     tree, errors = model_tree(plan), dot_chart(plan)
     return Report(
         plan=plan,
@@ -170,7 +171,7 @@ def _headlines(planned: Planned, steps: MeasuredSteps | None) -> tuple[Headline,
     found = [
         Headline("training GEMM FLOPs in FP8", format_share(plan.share_fp8), f"{fp8} of {len(plan.called)} sites"),
         _speed(plan, steps),
-        *_by_fp8(planned),
+        *_by_fp8(plan),
         _errors(plan),
     ]
     ne = planned_ne(plan.sites)
@@ -203,13 +204,26 @@ def _speed(plan: Plan, steps: MeasuredSteps | None) -> Headline:
     return _faster("predicted speed-up over BF16", total.speedup, note)
 
 
-def _by_fp8(planned: Planned) -> tuple[Headline, ...]:
-    """What FP8 itself gains: the policy planned with no GEMM in FP8 is fused as well."""
-    total = total_time(planned.plan, planned.without_fp8)
-    if total is None or total.by_fp8 is None or total.without_fp8_us is None:
+def _by_fp8(plan: Plan) -> tuple[Headline, ...]:
+    """What FP8 itself gains, and the sites that it slows."""
+    total = total_time(plan)
+    if total is None or plan.share_fp8 == 0:
         return ()
-    fused = format_speedup(total.as_is_us / total.without_fp8_us)
-    return (_faster("of which FP8 itself", total.by_fp8, f"predicted; without FP8, fused alike, it is {fused}"),)
+    predicted = predicted_step(plan, total)
+    by_fp8 = total.by_fp8 if predicted is None else predicted.by_fp8
+    fused = format_speedup(total.by_fusing if predicted is None else predicted.speedup / by_fp8)
+    return (_faster("of which FP8 itself", by_fp8, f"predicted; without FP8, LoKA is {fused}"), *_slowed(plan))
+
+
+def _slowed(plan: Plan) -> tuple[Headline, ...]:
+    """The sites that are slower in FP8, by name; nothing where there are none."""
+    groups = [group for group in site_groups(plan) if group[0].slowed_by_fp8]
+    if not groups:
+        return ()
+    names = ", ".join(map(name_of_group, groups[:_NAMED]))
+    more = f" and {len(groups) - _NAMED} more" if len(groups) > _NAMED else ""
+    count = sum(map(len, groups))
+    return (Headline("sites that FP8 slows", str(count), f"predicted: {names}{more}", Tone.BAD),)
 
 
 def _faster(text: str, speedup: float, note: str) -> Headline:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loka.bench.report.geometry import Axis, axis_of
 from loka.bench.report.model_tree import Precision, fused_sites, site_precision
@@ -12,7 +12,7 @@ from loka.kernels.measurements.parts import TimeSource
 from loka.numerics.enums import Gemm
 from loka.plan.evidence import ProfiledSites
 from loka.plan.format import format_mere, format_share, format_speedup, format_sqnr, format_us
-from loka.plan.plan import Evidence, GemmPlan, Plan, SitePlan, StepTime
+from loka.plan.plan import Evidence, GemmPlan, Plan, SitePlan, SiteTiming
 from loka.plan.view.histogram import octaves_of
 from loka.plan.view.table import budget_of, interaction_groups, name_of_group, owner_of_group, site_groups
 from loka.policy.settings import Budget
@@ -28,14 +28,16 @@ _MOST_DB = 80.0  # an SQNR beyond it, of an operand that is exact, is at the end
 
 @dataclass(frozen=True, slots=True)
 class TimeBar:
-    """The time of a site in a training step, or of several alike ones together, planned and in BF16."""
+    """The time of a site in a training step, or of several alike ones together, planned, without FP8 and in BF16."""
 
     name: str
     note: str  # "3 alike", "a mixing layer of 16 embeddings"; "" for one site
     precision: Precision
     us: float
+    without_fp8_us: float
     as_is_us: float
     source: TimeSource  # of the least certain
+    slowed: bool = False  # by FP8
 
     @property
     def speedup(self) -> float:
@@ -44,10 +46,11 @@ class TimeBar:
 
     @property
     def words(self) -> str:
-        """The row as a sentence: `layers.*.fmb.0: 122 us planned, 95.1 us in BF16, 0.78x, measured`."""
+        """The row as a sentence: `fmb.0: 122 us planned, 95.1 us without FP8, 110 us in compiled BF16, 0.90x, ...`."""
+        slowed = ", which FP8 slows" if self.slowed else ""
         return (
-            f"{self.name}: {format_us(self.us)} planned, {format_us(self.as_is_us)} in BF16, "
-            f"{format_speedup(self.speedup)}, {self.source.value}"
+            f"{self.name}: {format_us(self.us)} planned, {format_us(self.without_fp8_us)} without FP8, "
+            f"{format_us(self.as_is_us)} in compiled BF16, {format_speedup(self.speedup)}{slowed}, {self.source.value}"
         )
 
 
@@ -66,13 +69,14 @@ def time_chart(plan: Plan, shown: int = MOST_BARS) -> TimeChart | None:
     for group in site_groups(plan):
         site, timing = group[0].site, group[0].timing
         if timing is not None and site.calls:
-            precision = site_precision(group[0], site.name in fused)
-            bars.append(_bar(name_of_group(group), "", precision, timing.chosen, timing.as_is, site.calls, len(group)))
+            precision, name = site_precision(group[0], site.name in fused), name_of_group(group)
+            bar = _bar(name, "", precision, timing, site.calls, len(group))
+            bars.append(replace(bar, slowed=group[0].slowed_by_fp8))
     for alike in interaction_groups(plan):
         first = alike[0]
         if first.chosen is not None and first.as_is is not None:
-            name, times = owner_of_group(alike), (first.chosen, first.as_is)
-            bars.append(_bar(name, first.what, Precision.FUSED, *times, first.calls, len(alike)))
+            timing = SiteTiming(first.chosen, first.chosen, first.as_is)
+            bars.append(_bar(owner_of_group(alike), first.what, Precision.FUSED, timing, first.calls, len(alike)))
     if not bars:
         return None
     bars.sort(key=lambda bar: (-max(bar.as_is_us, bar.us), bar.name))
@@ -80,15 +84,16 @@ def time_chart(plan: Plan, shown: int = MOST_BARS) -> TimeChart | None:
         bars = [*bars[: shown - 1], _summed(bars[shown - 1 :])]
     inside = {name for each in plan.interactions for name in each.takes}
     untimed = sum(each.timing is None and each.site.name not in inside for each in plan.sites)
-    return TimeChart(tuple(bars), max(max(bar.us, bar.as_is_us) for bar in bars) or 1.0, untimed)
+    return TimeChart(tuple(bars), max(max(bar.us, bar.without_fp8_us, bar.as_is_us) for bar in bars) or 1.0, untimed)
 
 
-def _bar(
-    name: str, what: str, precision: Precision, chosen: StepTime, as_is: StepTime, calls: int, count: int
-) -> TimeBar:
+def _bar(name: str, what: str, precision: Precision, timing: SiteTiming, calls: int, count: int) -> TimeBar:
     """The bar of `count` alike ones together."""
     note = ", ".join([*([what] if what else []), *([f"{count} alike"] if count > 1 else [])])
-    return TimeBar(name, note, precision, chosen.us * calls * count, as_is.us * calls * count, chosen.source)
+    us, without_fp8_us, as_is_us = (
+        each.us * calls * count for each in (timing.chosen, timing.without_fp8, timing.as_is)
+    )
+    return TimeBar(name, note, precision, us, without_fp8_us, as_is_us, timing.chosen.source)
 
 
 def _summed(bars: Sequence[TimeBar]) -> TimeBar:
@@ -99,8 +104,10 @@ def _summed(bars: Sequence[TimeBar]) -> TimeBar:
         note="together",
         precision=max(dict.fromkeys(precisions), key=precisions.count),
         us=sum(bar.us for bar in bars),
+        without_fp8_us=sum(bar.without_fp8_us for bar in bars),
         as_is_us=sum(bar.as_is_us for bar in bars),
         source=max((bar.source for bar in bars), key=_LEAST_CERTAIN.index),
+        slowed=any(bar.slowed for bar in bars),
     )
 
 

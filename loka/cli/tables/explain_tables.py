@@ -20,6 +20,7 @@ from loka.plan.format import (
 )
 from loka.plan.plan import NOTHING_AROUND, GemmPlan, InteractionPlan, KernelTime, SiteTiming, StepTime, TimedOption
 from loka.plan.select.interaction_times import kernel_names
+from loka.plan.totals import format_by_fp8
 from loka.plan.view.explain import Explanation, SiteEvidence
 from loka.plan.view.histogram import ASCII, BLOCKS, histogram
 from loka.probe.profile.profile import NeEstimate, OperandSummary, Quantiles
@@ -116,22 +117,30 @@ def _show_inside(inside: InteractionPlan, site: str) -> None:
 
 def _show_timing(explained: Explanation, timing: SiteTiming) -> None:
     """Print the times of one call, and a line for each execution option of the site's GEMMs."""
-    chosen, as_is = timing.chosen, timing.as_is
+    chosen = timing.chosen
     print()
     print_line(
-        f"time of one call by {explained.measurements}: {format_us(chosen.us)}, {format_us(as_is.us)} in BF16, "
-        f"{format_speedup(timing.speedup)} (min_speedup {explained.min_speedup:g}), {chosen.source.value}"
+        f"time of one call by {explained.measurements}: {format_us(chosen.us)}, {format_us(timing.without_fp8.us)} "
+        f"without FP8, {format_us(timing.as_is.us)} in compiled BF16, {format_speedup(timing.speedup)}, "
+        f"{chosen.source.value}"
     )
+    if explained.found.fp8:
+        print_line(f"{format_by_fp8(timing.by_fp8)} (min_speedup {explained.min_speedup:g})")
     print_line(f"{' and '.join(KERNELS_ERROR)}: measured on normal operands, not on this site's own")
     print()
     rows = [
-        (*each.kernels, *_figures(each.time), *_error(each), each.time.source.value, each.outcome)
+        (*each.kernels, _around(each), *_figures(each.time), *_error(each), each.time.source.value, each.outcome)
         for each in explained.found.options
     ]
     host = ("host us",) if chosen.host_us is not None else ()
     columns = ("forward", "backward", "us", *host, *KERNELS_ERROR)
     gemms = (gemm.gemm.value for gemm in explained.found.gemms)
-    print_table((*gemms, *columns, "source", "outcome"), rows, columns, tight=True)
+    print_table((*gemms, "around them", *columns, "source", "outcome"), rows, columns, tight=True)
+
+
+def _around(option: TimedOption) -> str:
+    """Who computes the norms and activations around the GEMMs."""
+    return "fused" if option.fused else "compiled"
 
 
 def _figures(time: StepTime) -> list[str]:

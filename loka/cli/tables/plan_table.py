@@ -46,14 +46,11 @@ _UNCHANGED = 5  # most reasons shown for a mod
 _SLOWED = 10  # most lines of sites that FP8 makes slower
 
 
-def show_plan(plan: Plan, all_sites: bool, notes: Sequence[str] = (), without_fp8: Plan | None = None) -> None:
-    """Print the table, notes, what could not be patched, mods, budgets, coverage, the summary and times.
-
-    `without_fp8` is the same policy planned with no GEMM in FP8.
-    """
+def show_plan(plan: Plan, all_sites: bool, notes: Sequence[str] = ()) -> None:
+    """Print the table, notes, what could not be patched, mods, budgets, coverage, the summary and times."""
     grouped = len(plan.called) > MANY and not all_sites
-    rows = group_sites(plan, grouped, without_fp8)
-    show_rows(rows, _hidden(plan, grouped, without_fp8))
+    rows = group_sites(plan, grouped)
+    show_rows(rows, _hidden(plan, grouped))
     if plan.interactions:
         print()
         print_table(INTERACTIONS, interaction_rows(plan), INTERACTIONS[2:-1])
@@ -69,11 +66,11 @@ def show_plan(plan: Plan, all_sites: bool, notes: Sequence[str] = (), without_fp
     if any(site.site.calls for site in plan.sites):
         _show_coverage(plan)
     print_line(summary_line(plan))
-    slowed = slowed_lines(plan, without_fp8)
+    slowed = slowed_lines(plan)
     _print_lines(slowed[:_SLOWED])
     if len(slowed) > _SLOWED:
         print_line(f"and {len(slowed) - _SLOWED} more that FP8 makes slower: see the column {WITHOUT_FP8}")
-    _show_times(plan, without_fp8)
+    _show_times(plan)
     if plan.tuned is not None:
         print_line(f"{describe_tuned(plan.tuned)} ({plan.tuned.file}: {plan.tuned.choice}).")
 
@@ -125,8 +122,11 @@ def show_speed(plan: Plan, device: str, pairs: Sequence[PairResult], labels: Com
     """Print the planned time of a step, if measurements decided the plan, and the mean rate of the pairs' training."""
     rows, total = [], total_time(plan)
     if total is not None:
-        times = (format_figure(total.as_is_us), format_figure(total.us))
-        rows.append((f"planned on {plan.target.value}, us of a step", *times, format_speedup(total.speedup)))
+        planned, native = f"planned on {plan.target.value}", format_figure(total.as_is_us)
+        rows.append((f"{planned}, us of a step", native, format_figure(total.us), format_speedup(total.speedup)))
+        if plan.share_fp8 > 0:
+            figures = (native, format_figure(total.without_fp8_us), format_speedup(total.by_fusing))
+            rows.append((f"{planned}, without FP8", *figures))
     as_is = fmean(pair.as_is.samples_per_second for pair in pairs)
     fp8 = fmean(pair.patched.samples_per_second for pair in pairs)
     emulated = device == "cpu" and any(site.fp8 for site in plan.sites)
@@ -154,10 +154,10 @@ def _print_lines(lines: Iterable[str]) -> None:
         print_line(line)
 
 
-def _hidden(plan: Plan, grouped: bool, without_fp8: Plan | None) -> frozenset[str]:
+def _hidden(plan: Plan, grouped: bool) -> frozenset[str]:
     """The columns that would be empty."""
     hidden = set() if grouped else {"count"}
-    if without_fp8 is None:
+    if not any(site.fp8 for site in plan.sites):
         hidden.add(WITHOUT_FP8)
     if not any(site.region for site in plan.sites):
         hidden.add("region")
@@ -204,9 +204,9 @@ def _show_coverage(plan: Plan) -> None:
     _print_lines(f"  {piece.words}" for piece in coverage.largest)
 
 
-def _show_times(plan: Plan, without_fp8: Plan | None) -> None:
+def _show_times(plan: Plan) -> None:
     """Print the total time of sites and interactions and its sources, or that there is none."""
-    total = total_time(plan, without_fp8)
+    total = total_time(plan)
     if plan.measurements is None or total is None:
         if plan.measurements is not None:
             print_line(f"{plan.measurements[0]} has no times for what may run here: none decided.")

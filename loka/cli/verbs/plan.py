@@ -23,7 +23,7 @@ def command(
     gains: Annotated[
         bool,
         typer.Option(
-            "--gains/--no-gains", help="Plan once more without FP8, and without each mod that changes something."
+            "--gains/--no-gains", help="Plan once more without each mod that changes something, to say what it gains."
         ),
     ] = True,
     as_json: Json = False,
@@ -46,7 +46,7 @@ def command(
         beside["tuned_ignored"] = found.ignored
         print_json(_summary(found) | beside | {"plan": json.loads(to_json(plan))})
     else:
-        show_plan(plan, all_sites, found.notes, found.without_fp8)
+        show_plan(plan, all_sites, found.notes)
         if found.known is not None and synthetic:
             print_line(f"{found.known.name} is of drawn inputs and labels: weaker evidence than training.")
         if prospect is not None:
@@ -61,9 +61,9 @@ def command(
 
 def next_step(plan: Plan, policy: Policy) -> str:
     """The next command where GEMMs wait for a profile, with what it needs first; "" if none does."""
-    from loka.plan.evidence import NO_EVIDENCE
+    from loka.plan.evidence import waits_for_evidence
 
-    waits = any(gemm.reason == NO_EVIDENCE for site in plan.sites for gemm in site.gemms)
+    waits = any(waits_for_evidence(site.gemms) for site in plan.sites)
     if plan.profile is not None or not waits:
         return ""
     if policy.train is None:
@@ -97,7 +97,7 @@ def _summary(found: Planned) -> dict[str, object]:
         "ne_budget": plan.ne_budget,
         "measurements": plan.measurements,
         "measurements_note": measurements_note(plan),
-        "time": total_time(plan, found.without_fp8),
+        "time": total_time(plan),
         "tuned": plan.tuned,
         "skipped": [{"owner": each.owner, "reason": each.reason, "share": each.share} for each in plan.skipped],
     }

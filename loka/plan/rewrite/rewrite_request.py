@@ -16,7 +16,8 @@ from loka.graph.sites.weights import find_weight
 from loka.graph.source import has_own_forward
 from loka.mods.rewriting.fused_interactions import Interacting
 from loka.mods.rewriting.rewriting_tracer import OwnerScope
-from loka.numerics.enums import Compute, Fuse
+from loka.numerics.enums import Fuse
+from loka.plan.evidence import waits_for_evidence
 from loka.plan.plan import SitePlan
 from loka.plan.rewrite.site_mods import called_by_owner, weight_of
 from loka.policy.settings import SiteSettings
@@ -91,8 +92,8 @@ def rewrite_request_of(
 ) -> RewriteRequest:
     """The request for the sites of a plan that need, or should get, a rewritten forward of their owner.
 
-    These include the sites changed by mods, `changed` by name, and those with `fuse: always` that the policy or the
-    measurements keep: only the kernels around their GEMMs are replaced, unless the site is in `float64`. `interacting`
+    These include the sites changed by mods, `changed` by name, and native ones that are to be fused by policy or
+    measurements: only the kernels around their GEMMs are replaced, unless the site is in `float64`. `interacting`
     has the interactions to fuse, `scopes` the owners in which mods rewrite statements, `flow` says what the
     products become.
     """
@@ -102,7 +103,7 @@ def rewrite_request_of(
     kept, chained, exact = set[str](), set[str](), set[str]()
     for plan, wanted in zip(plans, settings, strict=True):
         site, always = plan.site, wanted.fuse is Fuse.ALWAYS or plan.gains_by_fusing
-        if always and not plan.fp8 and _may_be_fused_in_native_dtype(plan, wanted):
+        if always and not plan.fp8 and _may_be_fused_in_native_dtype(plan):
             (exact if site.name in float64 else kept).add(site.name)
         fuses = plan.fp8 or site.name in kept
         if not plan.fp8 and site.name in seen:
@@ -133,12 +134,11 @@ def rewrite_request_of(
     )
 
 
-def _may_be_fused_in_native_dtype(plan: SitePlan, wanted: SiteSettings) -> bool:
-    """True if the policy keeps all GEMMs of a site, or their times do, and the site could be patched."""
+def _may_be_fused_in_native_dtype(plan: SitePlan) -> bool:
+    """True if a site could be patched, and what it will run in does not wait for a profile."""
     site = plan.site
-    keeps = all(requested.compute is Compute.KEEP for requested in wanted.gemms.values())
-    by_time = plan.timing is not None and plan.timing.kept
-    return (keeps or by_time) and not site.blocked and (site.kind is GemmKind.LINEAR or weight_of(site) is not None)
+    able = not site.blocked and (site.kind is GemmKind.LINEAR or weight_of(site) is not None)
+    return able and not waits_for_evidence(plan.gemms)
 
 
 def scopes_of(request: RewriteRequest, model: nn.Module) -> tuple[RegionScope, ...]:

@@ -57,13 +57,14 @@ class Rewrites:
     notes: dict[str, str] = field(default_factory=dict)  # site -> why its region is not replaced
     near: dict[str, str] = field(default_factory=dict)  # site -> what keeps the next operation out of its region
     chains: list[LinearChain] = field(default_factory=list)  # of FP8 linears with transposed copies
+    native: list[LinearChain] = field(default_factory=list)  # of linears in the model's dtype that are fused
     interactions: FusedInteractions = field(default_factory=FusedInteractions)
     untraced: dict[str, str] = field(default_factory=dict)  # module -> why its statements cannot be rewritten
 
     @property
     def traced(self) -> TracedNeighbours:
         """The neighbours of sites that tracing found."""
-        around = {name: found for chain in self.chains for name, found in _surroundings(chain)}
+        around = {name: found for chain in (*self.native, *self.chains) for name, found in _surroundings(chain)}
         chains = tuple(tuple(stage.site for stage in chain.stages) for chain in self.chains)
         return TracedNeighbours(chains, around, frozenset(name for name in self.notes if name not in around))
 
@@ -180,7 +181,9 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: 
     made.near.update((call.site, near.missing) for near in norms if (call := forward.statements[near.place].call))
     chains, kept_chains = _chained(request, forward)
     made.chains += chains
-    worth_fusing = {stage.site for chain in kept_chains if chain.last > chain.first for stage in chain.stages}
+    native = [chain for chain in kept_chains if chain.last > chain.first]
+    made.native += native
+    worth_fusing = {stage.site for chain in native for stage in chain.stages}
     in_chains = {stage.site for chain in chains if len(chain.stages) > 1 for stage in chain.stages}
     regions = tuple(
         region
@@ -236,13 +239,9 @@ def _replaced(forward: ForwardIR, chains: Sequence[LinearChain], sites: Containe
 def _chained(request: RewriteRequest, forward: ForwardIR) -> tuple[tuple[LinearChain, ...], tuple[LinearChain, ...]]:
     """The chains of FP8 linears, and those of native ones."""
     fp8 = [region for region in forward.regions if region.site in request.chained]
-    kept = _wanted(forward, request.kept)
+    kept = [region for region in forward.regions if region.site in request.kept]
     fp8_chains, kept_chains = (find_chains(forward, regions, _STATIC_OPERANDS) for regions in (fp8, kept))
     return fp8_chains, kept_chains
-
-
-def _wanted(forward: ForwardIR, names: Container[str]) -> tuple[Region, ...]:
-    return tuple(region for region in forward.regions if region.site in names and region.last > region.first)
 
 
 def with_regions(plans: Sequence[SitePlan], rewrites: Rewrites) -> tuple[SitePlan, ...]:

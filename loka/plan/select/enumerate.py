@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import isfinite
 
@@ -73,21 +73,20 @@ class KernelChoice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiteOptions:
-    """All execution options of a site with a known time, in the order for ties."""
+    """All execution options of a site with a known time, in the order for ties.
+
+    The last one or two have all GEMMs in the model's dtype: compiled, then fused with their neighbours.
+    """
 
     gemms: tuple[Gemm, ...]
     choices: Mapping[Gemm, KernelChoice]  # for the GEMMs that could run in FP8
     own: Mapping[Gemm, KernelTime]  # native kernels
     options: tuple[ExecutionOption, ...]
+    as_is: StepTime  # of the model as it is, compiled as a whole
 
-    @property
-    def native(self) -> ExecutionOption:
-        """All GEMMs in the model's dtype: always the last option."""
-        return self.options[-1]
-
-    def option(self, fp8: frozenset[Gemm]) -> ExecutionOption | None:
-        """The option with exactly these GEMMs in FP8; None where there is none."""
-        return next((option for option in self.options if option.fp8 == fp8), None)
+    def with_fp8(self, fp8: frozenset[Gemm]) -> tuple[ExecutionOption, ...]:
+        """The options with exactly these GEMMs in FP8: two at most where there are none, otherwise one at most."""
+        return tuple(option for option in self.options if option.fp8 == fp8)
 
     def times(self, gemm: Gemm) -> tuple[KernelTime, ...]:
         """Times of all kernels measured for a GEMM."""
@@ -107,11 +106,13 @@ def enumerate_options(
     fuse: Fuse,
     perf_model: PerfModel,
     host: HostModel | None = None,
+    fuse_native: Fuse | None = None,
 ) -> SiteOptions | None:
     """The execution options of a site; None where not even its native GEMMs were measured.
 
-    `around` is fused with the GEMMs as `fuse` requires; with Fuse.AUTO, if that is faster by more than the noise.
-    With `host`, times have the host's.
+    `around` is fused with FP8 GEMMs as `fuse` requires; with Fuse.AUTO, if that is faster by more than the noise. With
+    native ones it is as `fuse_native` requires, `fuse` if that is None; with Fuse.AUTO, compiled and fused are two
+    options. With `host`, times have the host's.
     """
     own = {gemm: perf_model.part(native_part(gemm, sizes)) for gemm in gemms}
     known = {gemm: latency for gemm, latency in own.items() if latency is not None}
@@ -123,15 +124,23 @@ def enumerate_options(
         if choice is not None:
             choices[gemm] = choice
     options = []
-    for fp8 in _valid_sets(gemms, choices):
+    for fp8 in filter(None, _valid_sets(gemms, choices)):
         option = _option(sizes, gemms, choices, known, fp8, around, fuse, perf_model, host)
         if option is not None:
             options.append(option)
-    if not any(not option.fp8 for option in options):
-        return None
     options.sort(key=lambda option: option.order)
+    compiled, fused = (
+        _option(sizes, gemms, choices, known, frozenset(), around, each, perf_model, host)
+        for each in (Fuse.NEVER, Fuse.ALWAYS)
+    )
+    alone = replace(around, made_before=False)
+    as_is = _option(sizes, gemms, choices, known, frozenset(), alone, Fuse.NEVER, perf_model, host)
+    if compiled is None or fused is None or as_is is None:
+        return None
+    natives = {Fuse.NEVER: [compiled], Fuse.ALWAYS: [fused], Fuse.AUTO: [compiled, fused]}
+    options += natives[fuse_native or fuse] if fused.fused else [compiled]
     own_times = {gemm: _kernel_time((NATIVE, None), latency, None) for gemm, latency in known.items()}
-    return SiteOptions(tuple(gemms), choices, own_times, tuple(options))
+    return SiteOptions(tuple(gemms), choices, own_times, tuple(options), as_is.apart)
 
 
 def _choice(gemm: Gemm, sizes: SiteSizes, offer: Offer, own: Latency, perf_model: PerfModel) -> KernelChoice | None:
@@ -276,7 +285,7 @@ def _option(
     products = {gemm: choices[gemm].latency if gemm in fp8 else own[gemm] for gemm in gemms}
 
     def time(fused: bool, joined: bool) -> StepTime | None:
-        workload = workload_of(sizes, recipe, around, fused, joined, unfused)
+        workload = workload_of(sizes, recipe, around, fused, joined)
         forward, backward = perf_model.sum(workload.forward), perf_model.sum(workload.backward)
         if forward is None or backward is None:
             return None
@@ -286,12 +295,13 @@ def _option(
             else:
                 backward += latency
         parts = (*workload.forward, *workload.backward)
-        return call_time(forward, backward, host.us(len(gemms), parts, bool(fp8)) if host is not None else None)
+        return call_time(
+            forward, backward, host.us(len(gemms), parts, bool(fp8) or fused) if host is not None else None
+        )
 
     form = sizes.fits and recipe.is_chain
-    unfused = bool(fp8) and not form and fuse is Fuse.ALWAYS
     chained = form or (sizes.fits and recipe.keeps_wgrad and not around.any)
-    fused = form and around.any and fuse is not Fuse.NEVER
+    fused = (form or (sizes.fits and not fp8)) and around.any and fuse is not Fuse.NEVER
     apart = time(fused, False)
     joined = time(fused, True) if fused else apart
     if fused and fuse is Fuse.AUTO:

@@ -46,12 +46,12 @@ def call_time(forward: Latency, backward: Latency, host_us: float | None = None)
 
 
 # Time of a norm with its gradient by torch.compile over rendered: the median of 26 regions on an H100, from 1.08 to
-# 1.78 (docs/results/dispatch-2026-11-21.md: compiled BF16 against LoKA's own).
+# 1.78 (docs/results/dispatch-2026-11-21.md: compiled BF16 against LoKA's own). An activation alone is one pass in both.
 COMPILED_NORMS = 1.5
 # Time of kernels that are not recorded, as a multiple of the rendered kernel that they are derived from. For static
 # scales: the passes of measured steps less their GEMMs, the median of four regions with LayerNorms and the mean of two
 # with BlockNorms (1.19 and 1.30), on an H100.
-_OVER_RENDERED = {COMPILED: COMPILED_NORMS, STATIC_SCALES: 1.03, STATIC_SCALES_TILES: 1.25}
+_OVER_RENDERED = {STATIC_SCALES: 1.03, STATIC_SCALES_TILES: 1.25}
 
 # Noise of an interaction's time estimated from its bytes: eight measured kernels (docs/results/LOG.md, "where Wukong
 # small's step went") are from 10 % below it to 15 % above.
@@ -70,7 +70,7 @@ class PerfModel:
 
     A part other than a GEMM that was not measured gets the time of a substitute, scaled by the bytes of both: its own
     norm with another activation or without one, a LayerNorm for another norm, e4m3 rowwise for another recipe, a
-    quantizer for another kind of work. It counts as estimated. A GEMM that was not measured has no time. Kernels
+    quantizer for another kind of work. It counts as estimated. A GEMM that was not measured has no time. Norms
     compiled by torch take `COMPILED_NORMS` times the rendered ones; this is estimated too, as are kernels with static
     scales. An interaction without any measurement is estimated from its bytes for LoKA's kernels, and has no compiled
     time.
@@ -98,9 +98,10 @@ class PerfModel:
         return Latency(us, sqrt(squares), source)
 
     def _look_up(self, part: Part) -> Latency | None:
-        if part.kernel in _OVER_RENDERED and part.work not in INTERACTIONS:
+        factor = _over_rendered(part)
+        if factor is not None:
             rendered = self.part(replace(part, kernel=RENDERED))
-            return None if rendered is None else rendered.estimate(_OVER_RENDERED[part.kernel])
+            return rendered if rendered is None or factor == 1 else rendered.estimate(factor)
         timed = self.costs.time(part)
         if timed is not None:
             return _latency(timed)
@@ -112,6 +113,15 @@ class PerfModel:
             if timed is not None:
                 return _latency(timed).estimate(bound_us(part, self.device) / bound_us(other, self.device))
         return None
+
+
+def _over_rendered(part: Part) -> float | None:
+    """Time of a part as a multiple of the rendered kernel that it is derived from; None for one that is recorded."""
+    if part.work in INTERACTIONS:
+        return None
+    if part.kernel == COMPILED:
+        return COMPILED_NORMS if any(word in NORMS for word in part.around.split()) else 1.0
+    return _OVER_RENDERED.get(part.kernel)
 
 
 def _latency(timed: PartTime) -> Latency:
@@ -153,8 +163,8 @@ class HostModel:
     def us(self, gemms: int, parts: Iterable[Part], generated: bool) -> float:
         """Host time of a site's GEMMs and of the parts around them in one step, microseconds.
 
-        `generated`: by a generated class with FP8 GEMMs; otherwise by the model's own operations. The transposed copies
-        of a site are one launch.
+        `generated`: by a generated class with FP8 GEMMs or fused kernels; otherwise by the model's own operations. The
+        transposed copies of a site are one launch.
         """
         if self.execution.replays:
             return 0.0

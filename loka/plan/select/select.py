@@ -4,9 +4,12 @@ The sites of a chain are decided together, since the kernel between two linears 
 both are in the chain: if a site leaves it, the next one has to quantize its own input. The sum of the times is
 minimised by dynamic programming over the chain, one state for "this site is in it" and one for "it is not".
 
+Native GEMMs are compiled or fused with their neighbours; where the policy leaves that open, they are fused if that
+takes less time beyond the noise. FP8 is compared with the better of the two: it is never chosen for what fusing gains.
+
 `min_speedup` is a handicap. The time of an option with more FP8 than the policy forces is multiplied by the site's
 `min_speedup`, so that it wins only if (time of the least FP8) / (its own time) reaches that. In a chain this holds for
-each run of neighbours in FP8 as a whole, so one site may lose a little if its neighbour gains more.
+each run of neighbours in FP8 as a whole, so one site may lose a little (`LITTLE`) if its neighbour gains more.
 
 Among options that tie with the fastest (`Latency.ties_with`), the first in order is chosen: by the position of fprop's
 kernel in the catalogue, then dgrad's, then wgrad's, native ones last. So the choice is reproducible, and does not
@@ -21,7 +24,7 @@ from dataclasses import dataclass, replace
 from loka.numerics.enums import Compute, Gemm
 from loka.numerics.recipe import with_scalings
 from loka.plan.format import format_kernel, format_us
-from loka.plan.plan import NATIVE, GemmPlan, Rejected, SiteTiming, StepTime, TimedOption
+from loka.plan.plan import LITTLE, NATIVE, GemmPlan, Rejected, SiteTiming, StepTime, TimedOption
 from loka.plan.select.enumerate import ExecutionOption, Order, SiteOptions
 from loka.plan.select.perf_model import Latency, less_sure
 from loka.policy.settings import SiteSettings
@@ -44,9 +47,17 @@ class SelectionProblem:
         return tuple(option for option in self.site_options.options if self.must <= option.fp8 <= self.may)
 
     @property
-    def least(self) -> ExecutionOption:
-        """The option with the least FP8: forced GEMMs and the sources of their operands. Others must be faster."""
-        return min(self.allowed, key=lambda option: (len(option.fp8), option.order))
+    def least_fp8(self) -> frozenset[Gemm]:
+        """The fewest GEMMs in FP8: forced ones and the sources of their operands. Options with more must be faster."""
+        return min(self.allowed, key=lambda option: (len(option.fp8), option.order)).fp8
+
+    def least(self, joined: bool, host_weight: float) -> ExecutionOption:
+        """The option with the least FP8."""
+        return _simplest([option for option in self.allowed if option.fp8 == self.least_fp8], joined, host_weight)
+
+    def native_time(self, host_weight: float) -> StepTime:
+        """The time with every GEMM in the model's dtype, compiled or fused, whatever the policy forces."""
+        return _simplest(self.site_options.with_fp8(frozenset()), False, host_weight).apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +66,7 @@ class Selection:
 
     option: ExecutionOption
     joined: bool
+    host_weight: float  # share of the host's time in what was minimised
 
     @property
     def time(self) -> StepTime:
@@ -88,7 +100,7 @@ def select(chain: Sequence[SelectionProblem], host_weight: float = 0.0) -> tuple
         for joined, path in paths.items():
             for option, handicap in _options(problem, joined, len(chain) == 1, host_weight):
                 us = path.us + handicap * _weighed(option.time(joined), host_weight).us
-                longer = _Path(us, (*path.picks, Selection(option, joined)))
+                longer = _Path(us, (*path.picks, Selection(option, joined, host_weight)))
                 known = reached.get(option.chained)
                 if known is None or longer.key < known.key:
                     reached[option.chained] = longer
@@ -101,10 +113,16 @@ def _options(
 ) -> list[tuple[ExecutionOption, float]]:
     """The options of a site, each with its handicap: the best in the chain, the best outside, the least FP8.
 
-    Noise is considered only here: the sums of whole chains are compared directly.
+    More FP8 than the least is no option where it costs the site itself more than a little. Noise is considered only
+    here: the sums of whole chains are compared directly.
     """
-    least = problem.least
-    others = [option for option in problem.allowed if option is not least]
+    least = problem.least(joined, host_weight)
+    most_us = (1 + LITTLE) * _weighed(least.time(joined), host_weight).us
+    others = [
+        option
+        for option in problem.allowed
+        if option.fp8 != least.fp8 and _weighed(option.time(joined), host_weight).us <= most_us
+    ]
     groups = [others] if alone else [[option for option in others if option.chained is kind] for kind in (True, False)]
     return [*((_best(group, joined, host_weight), problem.min_speedup) for group in groups if group), (least, 1.0)]
 
@@ -114,6 +132,15 @@ def _best(options: Sequence[ExecutionOption], joined: bool, host_weight: float) 
     times = [(_weighed(option.time(joined), host_weight), option) for option in options]
     fastest = min((time for time, _ in times), key=lambda time: time.us)
     return min((option for time, option in times if time.ties_with(fastest)), key=lambda option: option.order)
+
+
+def _simplest(options: Sequence[ExecutionOption], joined: bool, host_weight: float) -> ExecutionOption:
+    """The first, unless a later one is faster beyond the noise."""
+    best = options[0]
+    for option in options[1:]:
+        time, other = (_weighed(each.time(joined), host_weight) for each in (option, best))
+        best = option if time.us < other.us and not time.ties_with(other) else best
+    return best
 
 
 def _weighed(time: StepTime, host_weight: float) -> Latency:
@@ -131,7 +158,7 @@ def problem_of(
     them, or a measured step decided (`GemmSettings.by_time`).
     """
     may = frozenset(plan.gemm for plan in gemms if plan.fp8)
-    if site_options is None or site_options.option(may) is None:
+    if site_options is None or not site_options.with_fp8(may):
         return None
     must = frozenset(
         gemm for gemm in may if wanted.gemms[gemm].compute is Compute.FP8 or not wanted.gemms[gemm].by_time
@@ -151,15 +178,15 @@ class TimedDecision:
 def revise(problem: SelectionProblem, gemms: Sequence[GemmPlan], chosen: Selection) -> TimedDecision:
     """The decisions with the kernels and reasons of the chosen option."""
     site_options, option, time = problem.site_options, chosen.option, chosen.time
-    native = site_options.native.apart
+    without_fp8 = problem.native_time(chosen.host_weight)
     revised = []
     for plan in gemms:
         if plan.gemm in option.fp8:
             choice = site_options.choices[plan.gemm]
             reason = plan.reason
-            if reason.startswith(SAFE) and plan.gemm not in problem.least.fp8:
+            if reason.startswith(SAFE) and plan.gemm not in problem.least_fp8:
                 reason = reason.replace(SAFE, f"{SAFE} and faster", 1)
-            elif time.us > native.us:
+            elif time.us > without_fp8.us:
                 reason = f"{reason}, slower than BF16 here"
             plan = replace(
                 plan,
@@ -173,17 +200,17 @@ def revise(problem: SelectionProblem, gemms: Sequence[GemmPlan], chosen: Selecti
         elif plan.fp8:
             plan = _kept(plan, problem, chosen)
         revised.append(replace(plan, times=site_options.times(plan.gemm)))
-    options = tuple(
-        TimedOption(
-            other.kernels,
-            other.time(chosen.joined).rounded,
-            _outcome(other, problem, chosen),
-            *(other.error or (None, None)),
-        )
-        for other in site_options.options
-    )
-    timing = SiteTiming(time.rounded, native.rounded, option.fp8 != problem.may, options)
+    options = tuple(_timed(each, problem, chosen) for each in site_options.options)
+    as_is = site_options.as_is.rounded
+    timing = SiteTiming(time.rounded, without_fp8.rounded, as_is, option.fp8 != problem.may, options)
     return TimedDecision(tuple(revised), timing, option.fused)
+
+
+def _timed(option: ExecutionOption, problem: SelectionProblem, chosen: Selection) -> TimedOption:
+    """An option with its time beside the chosen one, and why it was taken or not."""
+    mere, sqnr_db = option.error or (None, None)
+    time, outcome = option.time(chosen.joined).rounded, _outcome(option, problem, chosen)
+    return TimedOption(option.kernels, time, outcome, mere, sqnr_db, option.fused)
 
 
 def _with_untimed(found: Iterable[Rejected], plan: GemmPlan, site_options: SiteOptions) -> tuple[Rejected, ...]:
@@ -209,9 +236,11 @@ def _kept(plan: GemmPlan, problem: SelectionProblem, chosen: Selection) -> GemmP
 
 def _why_native(gemm: Gemm, problem: SelectionProblem, chosen: Selection) -> str:
     """Why a GEMM is not in FP8: compared with the fastest option that has it in FP8; if there is none, any GEMM."""
-    least = problem.least
+    least = problem.least_fp8
     others = [
-        option for option in problem.allowed if (option is not least if chosen.option is least else gemm in option.fp8)
+        option
+        for option in problem.allowed
+        if (option.fp8 != least if chosen.option.fp8 == least else gemm in option.fp8)
     ]
     best = min(others, key=lambda option: (option.time(chosen.joined).us, option.order))
     here, there = chosen.time, best.time(chosen.joined)
@@ -219,7 +248,7 @@ def _why_native(gemm: Gemm, problem: SelectionProblem, chosen: Selection) -> str
     figures = f"{format_us(here.us)} against {format_us(there.us)} ({source})"
     if here.us <= there.us:
         return f"BF16 is faster here: {figures}"
-    if chosen.option is least and here.us < problem.min_speedup * there.us:
+    if chosen.option.fp8 == least and here.us < problem.min_speedup * there.us:
         return f"{here.us / there.us:.2f}x is under min_speedup {problem.min_speedup:g}: {figures}"
     waits = _host_words(chosen, best)
     if waits:
@@ -238,9 +267,11 @@ def _outcome(option: ExecutionOption, problem: SelectionProblem, chosen: Selecti
     here, there = option.time(chosen.joined), chosen.time
     if here.us > there.us and not here.ties_with(there):
         return f"slower: {format_us(here.us)} against {format_us(there.us)}"
+    if option.fp8 == chosen.option.fp8:  # native both
+        return _host_words(chosen, option) or "no faster beyond the noise"
     if here.ties_with(there) and chosen.option.order < option.order:
         return "as fast within the noise, and later in the catalogue"
-    if chosen.option is problem.least and there.us < problem.min_speedup * here.us:
+    if chosen.option.fp8 == problem.least_fp8 and there.us < problem.min_speedup * here.us:
         return f"{there.us / here.us:.2f}x is under min_speedup {problem.min_speedup:g}"
     return _host_words(chosen, option) or "slower together with its neighbours"
 

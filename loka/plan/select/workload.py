@@ -4,21 +4,22 @@ A site's step has its GEMMs, the kernels that make their operands, and the norms
 backward:
 
 - native: forward, the norm and activation before, in BF16, and the GEMM; backward, the gradient of those after, in
-  BF16, and the GEMMs;
+  BF16, and the GEMMs; fused, the norms and activations are rendered kernels around the library's GEMM;
 - with a chain's recipe, fused with its neighbours: forward, the norm and activation before write FP8, and the weight is
   quantized; backward, the gradient of those after is written in FP8; it, the input and the weight are transposed;
 - with a chain's recipe, not fused: the same, with a quantizer each for the input and the output gradient;
 - with static scales in a chain: the same passes, which take longer than those that compute rowwise scales
   (`STATIC_SCALES`, and `STATIC_SCALES_TILES` next to a BlockNorm, whose kernels write both copies of a tile);
 - with any other recipe, and if some of its GEMMs stay in BF16: each GEMM quantizes both of its operands separately,
-  from a transposed copy where necessary. Such a site is no chain; norms that `fuse: always` would have rendered are
-  compiled by torch (`COMPILED`), which loses the gain of fusion.
+  from a transposed copy where necessary. Such a site is no chain.
+
+Norms and activations of a site that is not fused are compiled by torch (`COMPILED`), whatever dtype its GEMMs run in.
+So native GEMMs have two times, compiled and fused, and what fusion gains is no gain of FP8. What stands before a site
+counts as rendered, too, where the kernel is that of the site before.
 
 A norm between two linears is counted once: its forward with the linear that reads it, its gradient with the linear
 before it. Sums in between (products, residuals, biases) cost the same bytes in each of these, and are left out.
 Transposed copies for other recipes are counted as a copy and a quantizer; the compiler may fuse both.
-
-The native model's norms are counted as rendered kernels too, so that the gain of FP8 never includes the gain of fusion.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from loka.numerics.recipe import OperandPair, OperandRecipe, Recipe
 from loka.plan.plan import NATIVE
 
 RENDERED = "rendered"
-COMPILED = "compiled"  # by torch.compile; not measured, derived from rendered kernels
+COMPILED = "compiled"  # by torch.compile; not recorded, derived from rendered kernels
 # Rendered, with static scales; not recorded, derived from rendered kernels.
 STATIC_SCALES, STATIC_SCALES_TILES = "static", "static-tiles"
 DTYPE = "bfloat16"  # of activations: the model's own, or autocast's
@@ -56,6 +57,7 @@ class Surroundings:
     last: bool = True  # no linear reads the result of `after`, so its forward is counted here
     takes_before: bool = True  # the site's own kernel can fuse it; otherwise only in a chain with the linear before
     takes_after: bool = True  # the kernel of its gradient can write FP8
+    made_before: bool = False  # by LoKA's kernels of the site before, though none takes this one along
 
     @property
     def any(self) -> bool:
@@ -143,20 +145,16 @@ def native_part(gemm: Gemm, sizes: SiteSizes) -> Part:
     return gemm_part(gemm, sizes, NATIVE, None, None)
 
 
-def workload_of(
-    sizes: SiteSizes, recipe: Recipe, around: Surroundings, fused: bool, joined: bool, unfused: bool = False
-) -> Workload:
+def workload_of(sizes: SiteSizes, recipe: Recipe, around: Surroundings, fused: bool, joined: bool) -> Workload:
     """The parts besides the GEMMs.
 
-    `fused`: the kernels of a chain include the neighbours. `joined`: the previous site is in the same chain, so that
-    its last kernel makes this one's input. `unfused`: norms and activations are compiled by torch that other options of
-    this site have rendered.
+    `fused`: LoKA's kernels include the neighbours, those of a chain or around native GEMMs; otherwise torch compiles
+    them. `joined`: the previous site is in the same chain, so that its last kernel makes this one's input.
     """
     if sizes.fits and recipe.is_chain:
         workload = _chained(sizes, recipe, around, fused, joined)
         return _under_static_scales(workload, around) if recipe.is_static else workload
-    workload = _plain(sizes, recipe, around)
-    return Workload(_left(workload.forward), _left(workload.backward)) if unfused else workload
+    return _plain(sizes, recipe, around, RENDERED if fused and sizes.fits and not recipe.fp8 else COMPILED)
 
 
 def _under_static_scales(workload: Workload, around: Surroundings) -> Workload:
@@ -169,26 +167,23 @@ def _under_static_scales(workload: Workload, around: Surroundings) -> Workload:
     return Workload(known(workload.forward), known(workload.backward))
 
 
-def _left(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    return tuple(replace(part, kernel=COMPILED) if part.around else part for part in parts)
-
-
 def _chained(sizes: SiteSizes, recipe: Recipe, around: Surroundings, fused: bool, joined: bool) -> Workload:
     m, k, n = sizes.m, sizes.k, sizes.n
     forward, backward = [], []
     rows = "e4m3 rowwise"  # a static scale is written in one pass as well
     weight = "e4m3 tensorwise" if recipe.is_static else rows
+    kernel = RENDERED if fused else COMPILED
     if fused and around.before and (joined or around.takes_before):
         forward.append(_part(PartKind.FORWARD, m, k, rows, around.before))
     else:
-        forward += _native(PartKind.FORWARD, m, k, around.before)
+        forward += _native(PartKind.FORWARD, m, k, around.before, RENDERED if around.made_before else kernel)
         forward.append(_part(PartKind.QUANTIZE, m, k, rows))
     forward.append(_part(PartKind.QUANTIZE, n, k, weight))
-    forward += _native(PartKind.FORWARD, m, n, around.after, around.last)
+    forward += _native(PartKind.FORWARD, m, n, around.after, kernel, around.last)
     if fused and around.after and around.takes_after:
         backward.append(_part(PartKind.BACKWARD, m, n, rows, around.after))
     else:
-        backward += _native(PartKind.BACKWARD, m, n, around.after)
+        backward += _native(PartKind.BACKWARD, m, n, around.after, kernel)
         backward.append(_part(PartKind.QUANTIZE, m, n, rows))
     if not recipe.has_dgrad and not recipe.has_wgrad:
         return Workload(tuple(forward), ())
@@ -196,15 +191,15 @@ def _chained(sizes: SiteSizes, recipe: Recipe, around: Surroundings, fused: bool
         backward += [_transposed(m, n), _transposed(m, k)]
     if recipe.has_dgrad:
         backward.append(_transposed(n, k))
-        backward += _native(PartKind.BACKWARD, m, k, around.before, around.first)
+        backward += _native(PartKind.BACKWARD, m, k, around.before, kernel, around.first)
     return Workload(tuple(forward), tuple(backward))
 
 
-def _plain(sizes: SiteSizes, recipe: Recipe, around: Surroundings) -> Workload:
-    """Each FP8 GEMM quantizes its own operands; norms and activations stay native."""
+def _plain(sizes: SiteSizes, recipe: Recipe, around: Surroundings, kernel: str) -> Workload:
+    """Each FP8 GEMM quantizes its own operands; norms and activations stay native, on this kind of kernel."""
     m, k, n = sizes.m, sizes.k, sizes.n
-    forward = [*_native(PartKind.FORWARD, m, k, around.before)]
-    backward = [*_native(PartKind.BACKWARD, m, n, around.after)]
+    forward = [*_native(PartKind.FORWARD, m, k, around.before, RENDERED if around.made_before else kernel)]
+    backward = [*_native(PartKind.BACKWARD, m, n, around.after, kernel)]
     fprop, dgrad, wgrad = recipe.fprop, recipe.dgrad, recipe.wgrad
     if fprop is not None:
         forward += [_quantized(fprop[0], m, k), _quantized(fprop[1], n, k)]
@@ -214,11 +209,11 @@ def _plain(sizes: SiteSizes, recipe: Recipe, around: Surroundings) -> Workload:
         backward += [_quantized(dgrad[0], m, n), *weight]
     if wgrad is not None:
         backward += [*_across(wgrad[0], m, n), *_across(wgrad[1], m, k)]
-    forward += _native(PartKind.FORWARD, m, n, around.after, around.last)
+    forward += _native(PartKind.FORWARD, m, n, around.after, kernel, around.last)
     if not recipe.has_dgrad and not recipe.has_wgrad:
         return Workload(tuple(forward), ())
     if recipe.has_dgrad:
-        backward += _native(PartKind.BACKWARD, m, k, around.before, around.first)
+        backward += _native(PartKind.BACKWARD, m, k, around.before, kernel, around.first)
     return Workload(tuple(forward), tuple(backward))
 
 
@@ -245,9 +240,11 @@ def _transposed(rows: int, columns: int, recipe: OperandRecipe | None = None) ->
     return _part(PartKind.REQUANTIZE_TRANSPOSE, rows, columns, f"{written} {Scaling.TENSORWISE.value}")
 
 
-def _native(work: PartKind, rows: int, columns: int, around: str, counted: bool = True) -> tuple[Part, ...]:
+def _native(
+    work: PartKind, rows: int, columns: int, around: str, kernel: str, counted: bool = True
+) -> tuple[Part, ...]:
     """A norm and an activation in the model's dtype; nothing where there are none, or another site counts them."""
-    return (_part(work, rows, columns, DTYPE, around),) if around and counted else ()
+    return (replace(_part(work, rows, columns, DTYPE, around), kernel=kernel),) if around and counted else ()
 
 
 def _part(work: PartKind, rows: int, columns: int, recipe: str, around: str = "") -> Part:

@@ -90,19 +90,6 @@ def chosen_settings(
     return tuple(found)
 
 
-def without_fp8(settings: Sequence[SiteSettings]) -> tuple[SiteSettings, ...]:
-    """The settings with every GEMM in the model's dtype, whatever a policy says of it."""
-    made: dict[int, SiteSettings] = {}
-    for wanted in settings:
-        if id(wanted) not in made:
-            gemms = {gemm: replace(asked, compute=Compute.KEEP) for gemm, asked in wanted.gemms.items()}
-            history = dict(wanted.history)
-            for gemm in gemms:
-                _add(history, f"{gemm.value}.compute", Compute.KEEP.value, "")
-            made[id(wanted)] = replace(wanted, gemms=gemms, history=history, alternatives=())
-    return tuple(made[id(wanted)] for wanted in settings)
-
-
 def is_open(wanted: SiteSettings) -> bool:
     """True if a policy leaves something of a site to times."""
     return bool(wanted.alternatives) or any(each.compute is Compute.AUTO for each in wanted.gemms.values())

@@ -21,6 +21,7 @@ from loka.devices.targets import DEVICES
 from loka.graph.sites.site import Opaque
 from loka.kernels.measurements.part_bounds import bound_us
 from loka.numerics.enums import Fuse, Gemm
+from loka.plan.evidence import waits_for_evidence
 from loka.plan.format import (
     common_pattern,
     format_figure,
@@ -223,8 +224,9 @@ def _site_time(plan: Plan, site: SitePlan, previous: SitePlan | None) -> _Part:
         whole, around = sum(times.values()), 0.0
     else:
         times = {gemm.gemm: _native_us(gemm) for gemm in site.gemms}
-        # Of the norms and activations around it by themselves: the native model's time less its GEMMs'.
-        whole, around = site.timing.chosen.us, site.timing.as_is.us - sum(times.values())
+        # Of the norms and activations around it by themselves: a native time less its GEMMs'.
+        whole = site.timing.chosen.us
+        around = (site.timing.as_is.us if site.fp8 else whole) - sum(times.values())
         around = around if around > ROUNDING else 0.0
     if in_fused_region(plan, site):
         return _Part(site, fused=calls * whole, bounded=bounded)
@@ -318,9 +320,10 @@ def _why_not_fused(site: SitePlan) -> str:
     by = f" by {place}" if place else ""
     if wanted is Fuse.NEVER:
         return f"fuse: never{by}"
-    if not site.fp8:
-        forced = "" if wanted is Fuse.AUTO else ", or kept by the policy or by their times"
-        return f"fuse: {wanted.value}{by} fuses around GEMMs in FP8{forced}"
-    if not site.recipe.is_chain:
+    if waits_for_evidence(site.gemms):
+        return f"fuse: {wanted.value}{by} waits for the profile as well"
+    if not site.fp8 and site.timing is None:
+        return f"fuse: {wanted.value}{by} fuses around GEMMs in BF16 where times are known"
+    if site.fp8 and not site.recipe.is_chain:
         return "this recipe is none of a chain's, around which kernels can fuse"
     return f"fuse: {wanted.value}{by}, and by the measurements fusing gains nothing"

@@ -150,8 +150,10 @@ class Explanation:
             else {
                 "measurements": self.measurements,
                 "chosen": timing.chosen,
+                "without_fp8": timing.without_fp8,
                 "as_is": timing.as_is,
                 "speedup": round(timing.speedup, 4),
+                "by_fp8": round(timing.by_fp8, 4),
                 "min_speedup": self.min_speedup,
                 "gemms": [gemm.gemm for gemm in found.gemms],
                 "candidates": found.options,
@@ -273,7 +275,7 @@ def _evidence(known: ProfiledSites, found: SitePlan) -> SiteEvidence:
     recorded, judged = {each.operand for each in operands}, {each.gemm for each in tried}
     speed = NOT_JUDGED
     if timing is not None:
-        speed = f"{format_speedup(timing.speedup)}, {budget.min_speedup:g} at least to be in FP8"
+        speed = f"{format_speedup(timing.by_fp8)}, {budget.min_speedup:g} at least to be in FP8"
     return SiteEvidence(
         profile=known.name,
         created=profile.created,

@@ -26,13 +26,13 @@ from loka.probe.profile.profile import Verdict
 
 NOTHING = "-"
 WITHOUT_FP8 = "no-FP8 us"
-TIMES = ("us", WITHOUT_FP8, "BF16 us", "gain")  # of a training step: planned, planned without FP8, native
+# Of a training step: planned, with native GEMMs, by torch.compile; and the gain over the last.
+TIMES = ("us", WITHOUT_FP8, "BF16 us", "gain")
 EVIDENCE = ("MERE", "SQNR dB", "steps")  # the worst of a row's sites; steps: sampled of all
 RECIPES = ("fprop", "dgrad", "wgrad")
 SIZES = ("site", "count", "M", "K", "N", "FLOPs")
 DECISIONS = (*SIZES, *RECIPES, "region", "reason")
 INTERACTIONS = ("interaction", "in", "count", "samples", "us", "compiled us", "gain", "time")
-_SLOWER = 0.02  # a share of a site's time that is not worth a word
 _DIGITS = re.compile(r"\d+")
 _BUDGET = ("mere", "sqnr_db", "min_speedup")
 
@@ -55,9 +55,9 @@ class PlanRow:
     sqnr_db: str
     steps: str  # sampled steps of all steps, "40/4000"
     us: str  # all calls of one site in a training step; `-` without measurements
-    without_fp8_us: str  # the same planned without FP8; `-` where that was not planned
-    as_is_us: str  # the same for the native model
-    speedup: str  # "1.31x"
+    without_fp8_us: str  # the same with native GEMMs, fused or compiled as the policy leaves it
+    as_is_us: str  # the same for the native model by torch.compile
+    speedup: str  # over the native model: "1.31x"
 
     @property
     def cells(self) -> dict[str, str]:
@@ -72,31 +72,24 @@ class PlanRow:
         }
 
 
-def group_sites(plan: Plan, alike: bool, without_fp8: Plan | None = None) -> tuple[PlanRow, ...]:
+def group_sites(plan: Plan, alike: bool) -> tuple[PlanRow, ...]:
     """The rows of a plan in model order; `alike`: sites that differ only in the numbers of their names share a row.
 
-    Linears that are never called have none. `without_fp8` is the same policy planned with no GEMM in FP8.
+    Linears that are never called have none.
     """
-    inside, native = interaction_by_site(plan), _times_of(without_fp8)
-    return tuple(_row(plan, group, inside, native) for group in site_groups(plan, alike, without_fp8))
+    inside = interaction_by_site(plan)
+    return tuple(_row(plan, group, inside) for group in site_groups(plan, alike))
 
 
-def _times_of(plan: Plan | None) -> Mapping[str, StepTime]:
-    """The planned time of each site that has one, by its name."""
-    sites = () if plan is None else plan.sites
-    return {each.site.name: each.timing.chosen for each in sites if each.timing is not None}
-
-
-def slowed_lines(plan: Plan, without_fp8: Plan | None) -> list[str]:
+def slowed_lines(plan: Plan) -> list[str]:
     """The sites that FP8 makes slower, a line for those that are alike, with both times."""
-    times, lines = _times_of(without_fp8), list[str]()
-    for group in site_groups(plan, without_fp8=without_fp8):
+    lines = []
+    for group in site_groups(plan):
         site, timing = group[0], group[0].timing
-        native = times.get(site.site.name)
-        if not site.fp8 or timing is None or native is None or timing.chosen.us <= (1 + _SLOWER) * native.us:
+        if timing is None or not site.slowed_by_fp8:
             continue
-        both = f"{_figure(timing.chosen, site.site.calls)} us, without FP8 {_figure(native, site.site.calls)} us"
-        lines.append(f"FP8 makes {name_of_group(group)} slower: {both}")
+        times = (_figure(time, site.site.calls) for time in (timing.chosen, timing.without_fp8))
+        lines.append(f"FP8 makes {name_of_group(group)} slower: {' us, without FP8 '.join(times)} us")
     return lines
 
 
@@ -105,17 +98,18 @@ def cells_of(rows: Sequence[PlanRow], columns: Sequence[str]) -> list[tuple[str,
     return [tuple(cells[column] for column in columns) for cells in (row.cells for row in rows)]
 
 
-def site_groups(plan: Plan, alike: bool = True, without_fp8: Plan | None = None) -> list[list[SitePlan]]:
+def site_groups(plan: Plan, alike: bool = True) -> list[list[SitePlan]]:
     """The sites of each row of `group_sites`."""
-    fused, native = interaction_by_site(plan), _times_of(without_fp8)
+    fused = interaction_by_site(plan)
 
     def key(found: SitePlan) -> tuple[object, ...]:
         # Sites with the same decisions share objects (loka.plan.resolve), so identities suffice here. With a profile
         # each site has its own evidence, and decisions are compared by value.
         site, decided = found.site, id(found.gemms) if plan.profile is None else tuple(map(_decided, found.gemms))
-        times = (found.timing.chosen, found.timing.as_is) if found.timing is not None else ()
+        timing = found.timing
+        times = (timing.chosen, timing.without_fp8, timing.as_is) if timing is not None else ()
         own = (pattern_of(site.name), site.kind, site.rows, site.k, site.n, site.calls, decided)
-        return (*own, found.region, found.region_note, times, native.get(site.name), site.name in fused)
+        return (*own, found.region, found.region_note, times, site.name in fused)
 
     return grouped(plan.called, key) if alike else [[each] for each in plan.called]
 
@@ -133,9 +127,7 @@ def _decided(gemm: GemmPlan) -> tuple[object, ...]:
     return gemm.gemm, gemm.kernel, operands, gemm.reason.replace(gemm.evidence.figures, ""), gemm.evidence.verdict
 
 
-def _row(
-    plan: Plan, group: list[SitePlan], inside: Mapping[str, InteractionPlan], native: Mapping[str, StepTime]
-) -> PlanRow:
+def _row(plan: Plan, group: list[SitePlan], inside: Mapping[str, InteractionPlan]) -> PlanRow:
     first = max(group, key=_error)
     site, timing = first.site, first.timing
     m = site.rows.at(plan.batch_size)
@@ -158,7 +150,7 @@ def _row(
         sqnr_db=sqnr_db,
         steps=steps,
         us=_figure(timing.chosen if timing is not None else None, site.calls),
-        without_fp8_us=_figure(native.get(site.name), site.calls),
+        without_fp8_us=_figure(timing.without_fp8 if timing is not None else None, site.calls),
         as_is_us=_figure(timing.as_is if timing is not None else None, site.calls),
         speedup=_gain(timing.speedup if timing is not None else None),
     )

@@ -41,18 +41,29 @@ def test_errors_say_what_is_wrong() -> None:
 
 
 def test_fp8_gets_no_credit_for_what_fusing_gains() -> None:
-    bare = plan_of_sites(*(site_plan(each.site.name, fp8=False, us=8.0) for each in PLAN.sites), interactions=FUSED)
-    found = gather(Planned(PLAN, KNOWN, without_fp8=bare), "policies/shop.yaml", NONE)
+    slowed = plan_of_sites(*(site_plan(each.site.name, without_fp8_us=8.0) for each in PLAN.sites), interactions=FUSED)
+    found = report(slowed)
     alone = headline(found, "of which FP8 itself")
     assert (alone.value, alone.tone) == ("0.84x", Tone.BAD)
-    assert alone.note == "predicted; without FP8, fused alike, it is 4.29x"
-    assert not any(each.label.startswith("of which") for each in report().headlines)
+    assert alone.note == "predicted; without FP8, LoKA is 4.29x"
+    named = headline(found, "sites that FP8 slows")
+    assert (named.value, named.tone) == ("2", Tone.BAD)
+    assert named.note == "predicted: dense, head"
+    assert found.times is not None
+    assert [bar.slowed for bar in found.times.bars] == [False, True, True]  # the interaction first
+    assert "8.0 us without FP8, 20.0 us in compiled BF16, 2.00x, which FP8 slows" in found.times.bars[-1].words
+    assert not any(each.label.startswith("sites that") for each in report().headlines)
+    bare = plan_of_sites(*(site_plan(each.site.name, fp8=False) for each in PLAN.sites))
+    assert not any(each.label.startswith("of which") for each in report(bare).headlines)
 
 
 def test_the_speed_is_that_of_a_whole_step_where_the_policy_says_how_it_runs() -> None:
     def with_host(site):
-        times = (replace(each, host_us=100.0) for each in (site.timing.chosen, site.timing.as_is))
-        return replace(site, timing=replace(site.timing, chosen=next(times), as_is=next(times)))
+        timing = site.timing
+        chosen, bare, as_is = (
+            replace(each, host_us=100.0) for each in (timing.chosen, timing.without_fp8, timing.as_is)
+        )
+        return replace(site, timing=replace(timing, chosen=chosen, without_fp8=bare, as_is=as_is))
 
     plan = replace(PLAN, sites=tuple(map(with_host, PLAN.sites)), execution=ExecutionSpec(Execution.COMPILED, 1.0, 0.5))
     found = headline(report(plan), "predicted speed-up in a loop")

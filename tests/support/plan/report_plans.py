@@ -36,6 +36,7 @@ def site_plan(
     fp8: bool = True,
     us: float | None = 10.0,
     as_is_us: float = 20.0,
+    without_fp8_us: float | None = None,
     share: float = 0.1,
     mere: float | None = 0.1,
     region: tuple[str, ...] = (),
@@ -44,12 +45,15 @@ def site_plan(
     recipe: tuple[OperandRecipe, OperandRecipe] = (E4M3, E4M3),
     budget: float = 0.2,
 ) -> SitePlan:
-    """A linear with three GEMMs, all of them in FP8 or none."""
+    """A linear with three GEMMs, all of them in FP8 or none; without FP8 it takes `as_is_us` unless told."""
     site = Site(
         name, GemmKind.LINEAR, name, f"{name}.weight", None, RowCount(1), 64, 32, 1, 1, share, True, (), (), ""
     )  # fmt: skip
     found = evidence_of(mere, verdict) if mere is not None else None
-    timing = SiteTiming(_step(us, source), _step(as_is_us, source)) if us is not None else None
+    native_us = us if not fp8 else as_is_us if without_fp8_us is None else without_fp8_us
+    timing = None
+    if us is not None and native_us is not None:
+        timing = SiteTiming(_step(us, source), _step(native_us, source), _step(as_is_us, source))
     history = {"budget.mere": (Assignment("budget.mere", str(budget), "defaults", "shop.yaml", 3),)}
     gemms = tuple(gemm_plan(gemm, recipe if fp8 else None, found) for gemm in Gemm)
     return SitePlan(site, gemms, history, region, timing=timing)
