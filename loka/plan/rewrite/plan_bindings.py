@@ -38,7 +38,7 @@ def bind(plans: Sequence[SitePlan], forwards: Mapping[str, ForwardIR], model: nn
     for owner, forward in forwards.items():
         member, module = _Member(owner, site_calls(forward), forward), model.get_submodule(owner)
         recipes = tuple(_recipe(decided[site]) for site in member.sites)
-        alike = _type_name(module), _shapes(module, forward), _relative(forward), recipes
+        alike = _type_name(module), _shapes(module, forward), relative_to_owner(forward), recipes
         groups.setdefault(alike, []).append(member)
     for plan in plans:
         site = plan.site
@@ -118,7 +118,7 @@ def _shapes(module: nn.Module, forward: ForwardIR | None) -> tuple[tuple[str, tu
     return tuple(shapes)
 
 
-def _relative(forward: ForwardIR) -> ForwardIR:
+def relative_to_owner(forward: ForwardIR) -> ForwardIR:
     """The forward without the name of its owner, so that the forwards of equal layers are equal."""
     prefix = f"{forward.owner}." if forward.owner else ""
     statements = tuple(

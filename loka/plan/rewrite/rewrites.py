@@ -6,12 +6,13 @@ module that contains all of it, the owner. Only owners that the plan needs are r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from torch import nn
 
-from loka.graph.canonical.splicing import spliced
+from loka.graph.canonical.splicing import settled, spliced
 from loka.graph.ir import PART, REASSOCIATED, ForwardIR, NearKind, Refused, Region
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
 from loka.graph.patterns.owners import RegionScope, wants_owner
@@ -23,6 +24,7 @@ from loka.kernels.fused.norm.norms import NORMS
 from loka.mods.registry import owner_mod
 from loka.mods.rewriting.fused_interactions import FusedInteractions, choose_interactions
 from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
+from loka.plan.rewrite.plan_bindings import relative_to_owner
 from loka.plan.rewrite.rewrite_request import (
     RewriteRequest,
     float64_modules,
@@ -42,8 +44,17 @@ FLOAT64 = "its Parameters are float64, and fused kernels compute in float32"
 _STATIC_OPERANDS = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
 
 
-# Traces an owner; sites in the returned forward have names relative to the owner.
-Trace = Callable[[RegionScope], "ForwardIR | Refused"]
+class Trace(Protocol):
+    """Traces owners, and compares other forms of their forwards with the modules' own.
+
+    Sites in a traced forward have names relative to the owner.
+    """
+
+    def __call__(self, scope: RegionScope) -> ForwardIR | Refused:
+        """The forward of one owner, or the reason why it cannot be traced."""
+
+    def is_same(self, owner: str, forward: ForwardIR) -> bool:
+        """True if another form, without the name of its owner, computes the same up to rounding."""
 
 
 @dataclass(slots=True)
@@ -114,7 +125,7 @@ def _rewrite(request: RewriteRequest, model: nn.Module, trace: Trace, made: Rewr
         if isinstance(traced, Refused):
             _retry(own, scope, traced, model, trace, made)
         else:
-            _take(own, scope, traced, made)
+            _take(own, scope, traced, trace, made)
     for site in request.fused:
         if site.name not in covered:
             made.notes.setdefault(site.name, NOTHING_AROUND)
@@ -169,7 +180,7 @@ def _refuse(request: RewriteRequest, owner: str, reason: str, made: Rewrites) ->
     made.skipped.append(Skipped(owner, reason, share))
 
 
-def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: Rewrites) -> None:
+def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, trace: Trace, made: Rewrites) -> None:
     """Keep a forward if it is needed for the sites on Parameters that it calls, or for a region."""
     fused = {site.name for site in request.fused}
     relative = {called_by_owner(site, scope.owner) for site in request.parameters if site.name in fused}
@@ -203,13 +214,21 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: 
     patterns = replace(
         forward, regions=regions, near=(), mixes=chosen.mixes, joins=chosen.joins, crosses=chosen.crosses
     )
-    written = spliced(patterns, _replaced(patterns, chains, {site.name for site in request.needed}))
+    written = _written(patterns, _replaced(patterns, chains, {site.name for site in request.needed}), trace)
     called = {step.call.site for step in written.statements if step.call is not None}
     made.refused.update(
         (site.name, OF_SEVERAL) for site in request.needed if site not in lost and site.name not in called
     )
     if around or chosen.any or forward.rewritten or any(site.name in called for site in request.needed):
         made.forwards[scope.owner] = written
+
+
+def _written(forward: ForwardIR, kept: frozenset[int], trace: Trace) -> ForwardIR:
+    """The forward as traced but for the canonical statements at `kept`; the canonical one where that is another one."""
+    made = spliced(forward, kept)
+    if made.statements in (forward.traced, forward.statements) or trace.is_same(made.owner, relative_to_owner(made)):
+        return made
+    return settled(forward)
 
 
 def _taken_of(region: Region, chains: Sequence[LinearChain]) -> tuple[str, ...]:
