@@ -111,7 +111,7 @@ def test_waves_follow_the_order_of_measuring(policy: Policy, monkeypatch: pytest
 
     def progress(line: str) -> None:
         if " rounds" not in line:
-            events.append(line.removeprefix("train autocast loop ").rpartition(": ")[0])
+            events.append(line.removeprefix("train autocast reduce-overhead ").rpartition(": ")[0])
 
     StepMeasurer(policy, CpuBench(), progress)(candidates, RunLimits(3, math.inf))
     assert events == [MODEL_BASELINE, f"wave {first}, {second}, {third}", first, second, f"wave {third}", third]
@@ -147,7 +147,7 @@ def test_without_room_or_with_one_job_all_is_compiled_here(policy: Policy, bench
     steps = StepMeasurer(policy, bench, lines.append, jobs=jobs)(in_fp8(policy, 2), RunLimits(3, math.inf))
     assert [each.failure for each in steps.values()] == ["", "", ""]
     assert not any("processes" in line for line in lines)
-    assert bench.compiled_modes == [None] * 3
+    assert bench.compiled_modes == ["reduce-overhead"] * 3
 
 
 def test_a_folder_of_another_process_is_read_and_stays(policy: Policy) -> None:
