@@ -115,6 +115,7 @@ class Lowered:
     made: list[Value | None]  # by place, the tensor that it makes; None for something else
     opaque: set[int] = field(default_factory=set)  # statements that are taken as they are
     effects: set[int] = field(default_factory=set)  # of these, the ones with effects, which keep their order
+    plain: set[int] = field(default_factory=set)  # places of statements that make no tensor: a dtype, a size
     changed: set[str] = field(default_factory=set)  # locals that a later statement changes in place
     changes: dict[int, Node] = field(default_factory=dict)  # by place, what a statement changes in place
     contiguous: set[int] = field(default_factory=set)  # statements that make a contiguous tensor
@@ -126,9 +127,13 @@ class Lowered:
     targets: list[str] = field(default_factory=list)  # by place
 
     def read_once(self, node: Node) -> bool:
-        """True for a node that one statement reads at most, besides what makes a view or a copy of another node."""
+        """True for a node that one statement reads at most, besides what makes a view or a copy of another node.
+
+        What reads its dtype or its size alone does not count.
+        """
         places = self.holders.get(node, [])
         read: set[int] = set().union(*(self.readers.get(self.targets[place], set()) for place in places))
+        read -= self.plain - self.effects
         made = {place: self.made[place] for place in read if place < len(self.made)}
         views = {place for place, value in made.items() if value is not None and self.holders[value.node][0] != place}
         return len(read - views) <= 1
@@ -259,6 +264,8 @@ class _Lowering:
         self._locals[step.target] = result
         self._alive += made
         value = self._values.get(id(result)) if isinstance(result, Tensor) else None
+        if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
+            self._found.plain.add(place)
         if isinstance(result, Tensor) and value is None:
             self._take(made, place)
             self._found.opaque.add(place)

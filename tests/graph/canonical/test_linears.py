@@ -42,6 +42,11 @@ def test_other_factors_and_differences_stay(old: str, new: str) -> None:
     assert "u = torch.nn.functional.linear(x, self.w)" in made(*(line.replace(old, new) for line in FACTORED))
 
 
+def test_a_bias_cast_to_the_dtype_of_the_product_is_its_bias() -> None:
+    found = made("d = dtype u: {0}.dtype", "c = to self.b d: {0}.to({1})", "y = add u c: {0} + {1}")
+    assert found == ["y = torch.nn.functional.linear(x, self.w, self.b)"]
+
+
 @pytest.mark.parametrize("bias", ["self.b", "self.row"])
 def test_a_bias_is_the_bias_of_the_linear(bias: str) -> None:
     (step,) = made(f"y = add u {bias}: {{0}} + {{1}}")
