@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -79,7 +80,12 @@ def threads_stay() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected by now stays: a collection of garbage need not look through it each time."""
+    """What was imported and collected by now stays: a collection of garbage need not look through it each time.
+
+    What tests write from now on has no bytecode: a module written twice in a second, at one size, would be the first.
+    """
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # of the processes that they start
     gc.collect()
     gc.freeze()
 
