@@ -22,7 +22,7 @@ def main(steps: int) -> None:
     model = ranker.build().to(device).eval()
     model.load_state_dict(torch.load("ranker.pt", map_location=device))  # trained in FP8 or not
     patch = fp8.apply(model, mode="infer")  # quantizes the weights: load them before
-    compiled = torch.compile(model, mode="reduce-overhead")  # CUDA graphs: the host launches little
+    compiled = torch.compile(model, mode="reduce-overhead")  # CUDA graphs: the host is not the limit
 
     losses = []
     with torch.no_grad():  # frozen weights give no gradients

@@ -22,7 +22,7 @@ def main(steps: int) -> None:
     torch.manual_seed(0)
     model = ranker.build().to(device)
     patch = fp8.apply(model)  # in place: parameters and state_dict keys stay as they are
-    compiled = torch.compile(model, mode="reduce-overhead")  # CUDA graphs: the host launches little
+    compiled = torch.compile(model, mode="reduce-overhead")  # CUDA graphs: the host is not the limit
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     data = itertools.islice(ranker.batches(ranker.BATCH, seed=0), steps)

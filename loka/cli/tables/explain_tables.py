@@ -20,6 +20,7 @@ from loka.plan.format import (
 )
 from loka.plan.plan import NOTHING_AROUND, GemmPlan, InteractionPlan, KernelTime, SiteTiming, StepTime, TimedOption
 from loka.plan.select.interaction_times import kernel_names
+from loka.plan.select.workload import surroundings_of
 from loka.plan.totals import format_by_fp8
 from loka.plan.view.explain import Explanation, SiteEvidence
 from loka.plan.view.histogram import ASCII, BLOCKS, histogram
@@ -128,9 +129,11 @@ def _show_timing(explained: Explanation, timing: SiteTiming) -> None:
         print_line(f"{format_by_fp8(timing.by_fp8)} (min_speedup {explained.min_speedup:g})")
     print_line(f"{' and '.join(KERNELS_ERROR)}: measured on normal operands, not on this site's own")
     print()
+    options = explained.found.options
+    bare = not surroundings_of(explained.found.site).any and not any(each.fused for each in options)
     rows = [
-        (*each.kernels, _around(each), *_figures(each.time), *_error(each), each.time.source.value, each.outcome)
-        for each in explained.found.options
+        (*each.kernels, _around(each, bare), *_figures(each.time), *_error(each), each.time.source.value, each.outcome)
+        for each in options
     ]
     host = ("host us",) if chosen.host_us is not None else ()
     columns = ("forward", "backward", "us", *host, *KERNELS_ERROR)
@@ -138,9 +141,9 @@ def _show_timing(explained: Explanation, timing: SiteTiming) -> None:
     print_table((*gemms, "around them", *columns, "source", "outcome"), rows, columns, tight=True)
 
 
-def _around(option: TimedOption) -> str:
-    """Who computes the norms and activations around the GEMMs."""
-    return "fused" if option.fused else "compiled"
+def _around(option: TimedOption, bare: bool) -> str:
+    """What becomes of the norms and activations around the GEMMs; `bare`: there are none."""
+    return "-" if bare else "fused" if option.fused else "compiled"
 
 
 def _figures(time: StepTime) -> list[str]:

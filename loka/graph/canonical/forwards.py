@@ -25,12 +25,12 @@ def canonical_forward(
     runs: Sequence[Run],
     names: Mapping[str, str],
     sites: Mapping[str, tuple[str, Index]],
-    barred: frozenset[str] = frozenset(),
+    as_written: frozenset[str] = frozenset(),
 ) -> tuple[ForwardIR, Mapping[str, Shape]]:
     """The forward in canonical form, and the shapes of its locals; as it was traced where it has no such form.
 
     `shapes` are those of the locals as traced, `runs` what `recorded` gives, `names` the expressions of Parameters and
-    buffers by name, `sites` as in `with_site_calls`. `barred` are targets of statements that are taken as they are. It
+    buffers by name, `sites` as in `with_site_calls`. `as_written` are targets of statements that stay as they are. It
     computes the same up to rounding. A product is split where mixing layers take each part, and nothing reads it as a
     whole.
     """
@@ -39,7 +39,7 @@ def canonical_forward(
         return forward, shapes
     for split in (True, False):
         try:
-            found = _canonical(forward, shapes, runs, names, sites, barred, split)
+            found = _canonical(forward, shapes, runs, names, sites, as_written, split)
         except CannotEmitError:
             continue
         if _splits_pay(*found):
@@ -63,10 +63,10 @@ def _canonical(
     runs: Sequence[Run],
     names: Mapping[str, str],
     sites: Mapping[str, tuple[str, Index]],
-    barred: frozenset[str],
+    as_written: frozenset[str],
     split: bool,
 ) -> tuple[ForwardIR, Mapping[str, Shape]]:
-    graph = lowered(forward.statements, runs, names, sites, barred, split)
+    graph = lowered(forward.statements, runs, names, sites, as_written, split)
     by_target = {step.target: graph.made[place] for place, step in enumerate(forward.statements)}
     read = locals_in(forward.result)
     values: dict[str, Value] = {name: value for name in read if (value := by_target.get(name)) is not None}

@@ -144,18 +144,18 @@ def lowered(
     runs: Sequence[Run],
     names: Mapping[str, str],
     sites: Mapping[str, tuple[str, Index]],
-    barred: frozenset[str] = frozenset(),
+    as_written: frozenset[str] = frozenset(),
     split: bool = False,
     alone: bool = False,
 ) -> Lowered:
     """The graph of a forward from its runs.
 
     `names` are the expressions of Parameters and buffers by name; `sites` has the Parameter of each site and the index
-    of the matrix in it. `barred` are the targets of statements that are taken as they are. `split`: parts of products
+    of the matrix in it. `as_written` are the targets of statements that stay as they are. `split`: parts of products
     with weights are products with parts of these. `alone`: each statement is looked into by itself, and what it makes
     is taken as it is, but for views of weights.
     """
-    return _Lowering(statements, runs, names, sites, barred, split, alone).all()
+    return _Lowering(statements, runs, names, sites, as_written, split, alone).all()
 
 
 class _Lowering:
@@ -165,11 +165,11 @@ class _Lowering:
         runs: Sequence[Run],
         names: Mapping[str, str],
         sites: Mapping[str, tuple[str, Index]],
-        barred: frozenset[str],
+        as_written: frozenset[str],
         split: bool,
         alone: bool,
     ) -> None:
-        self._statements, self._runs, self._barred, self._alone = statements, runs, barred, alone
+        self._statements, self._runs, self._as_written, self._alone = statements, runs, as_written, alone
         self._sites = frozenset(sites)
         self._graph = Graph()
         self._values: dict[int, Value] = {}  # by the id of a tensor of the first run
@@ -239,7 +239,7 @@ class _Lowering:
 
     def _statement(self, place: int, step: Statement, calls: Sequence[tuple[AtenCall, ...]]) -> None:
         made = [run.made.get(place) for run in self._runs]
-        if self._has_effects(step, calls) or step.target in self._barred:
+        if self._has_effects(step, calls) or step.target in self._as_written:
             self._take_as_is(place, made, calls, step)
         elif not self._is_of_the_model(step, calls):
             self._take_as_is(place, made, calls, step, pure=True)
@@ -305,11 +305,16 @@ class _Lowering:
     ) -> None:
         """Takes what a statement makes as tensors of their own."""
         self._found.opaque.add(place)
-        if not pure and step.target not in self._barred:
+        if not pure and step.target not in self._as_written:
             self._found.effects.add(place)
         self._take(made, place)
         cast, read = made[0], list(self._found.read[place].items())
-        if step.target in self._barred and isinstance(cast, Tensor) and read and read[0][0] == step.operands[0].text:
+        if (
+            step.target in self._as_written
+            and isinstance(cast, Tensor)
+            and read
+            and read[0][0] == step.operands[0].text
+        ):
             source = self._locals[read[0][0]]
             if isinstance(source, Tensor) and source.dtype == cast.dtype:  # only under autocast it casts
                 self._found.casts[self._values[id(cast)].node] = read[0][1]

@@ -87,18 +87,18 @@ def recorded(
     forward: ForwardIR,
     examples: Examples,
     copied: Callable[[], nn.Module],
-    barred: Collection[str] = (),
+    as_written: Collection[str] = (),
     floats: Collection[str] = (),
 ) -> tuple[Run, ...]:
     """A run for each batch size of the examples, in training, without gradients; () where the operations differ.
 
     Changes in place are recorded as they are: see `out_of_place`.
 
-    `copied` makes a copy of the owner. The targets in `barred` are tensors of their own, whatever they are made of;
+    `copied` makes a copy of the owner. The targets in `as_written` are tensors of their own, whatever they are made of;
     `floats` are the expressions of float attributes that each call reads anew.
     """
     calls = {call.batch: call for call in reversed(examples.calls)}
-    steps = tuple(_marked(forward.statements, barred))
+    steps = tuple(_marked(forward.statements, as_written))
     marked = replace(forward, statements=steps, guards=())
     runs = tuple(_recorded(marked, calls[batch], copied()) for batch in sorted(calls))
     for run in runs:
@@ -202,12 +202,12 @@ def _recorded(forward: ForwardIR, call: ExampleCall, owner: nn.Module) -> Run:
     return run
 
 
-def _marked(statements: Sequence[Statement], barred: Collection[str]) -> Iterator[Statement]:
+def _marked(statements: Sequence[Statement], as_written: Collection[str]) -> Iterator[Statement]:
     """The statements, each between two calls of the recorder."""
     for place, step in enumerate(statements):
         yield Statement("_", "mark", Call(f"{_RECORDER}.begin", (place,)))
         target = "loka_unread" if step.target == "_" else step.target
-        value = method(step.value, "clone") if target in barred else step.value
+        value = method(step.value, "clone") if target in as_written else step.value
         value = Call(f"{_RECORDER}.own", (value,)) if step.op == "module" else value
         yield replace(step, target=target, value=value)
         yield Statement("_", "mark", Call(f"{_RECORDER}.end", (place, local(target))))

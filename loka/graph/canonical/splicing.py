@@ -18,7 +18,7 @@ class _TangledError(Exception):
     """Traced statements cannot do without what the canonical ones keep to themselves."""
 
 
-def settled(forward: ForwardIR) -> ForwardIR:
+def canonical_only(forward: ForwardIR) -> ForwardIR:
     """The forward in canonical form alone."""
     return replace(forward, traced=())
 
@@ -35,7 +35,7 @@ def spliced(forward: ForwardIR, kept: frozenset[int]) -> ForwardIR:
     try:
         statements = _Splice(forward, kept).statements()
     except _TangledError:
-        return settled(forward)
+        return canonical_only(forward)
     return _with_patterns(replace(forward, statements=tuple(statements), traced=(), near=()), forward, kept)
 
 

@@ -52,9 +52,11 @@ def observed_values(
 
 def with_even_statements(forward: ForwardIR, shapes: Mapping[str, Shape]) -> ForwardIR:
     """The forward with `even` set for each sum and product whose locals all have the result's shape."""
-    found = (tuple(replace(s, even=_is_even(s, shapes)) for s in form) for form in (forward.statements, forward.traced))
-    statements, traced = found
-    return replace(forward, statements=statements, traced=traced)
+
+    def marked(steps: Sequence[Statement]) -> tuple[Statement, ...]:
+        return tuple(replace(step, even=_is_even(step, shapes)) for step in steps)
+
+    return replace(forward, statements=marked(forward.statements), traced=marked(forward.traced))
 
 
 def _is_even(statement: Statement, shapes: Mapping[str, Shape]) -> bool:

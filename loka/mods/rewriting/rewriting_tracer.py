@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 
 from torch import nn
 
-from loka.graph.canonical.splicing import settled
+from loka.graph.canonical.splicing import canonical_only
 from loka.graph.equivalence import rounding_difference
 from loka.graph.ir import CannotTraceError, ForwardIR, Refused, Shape
 from loka.graph.patterns.owners import RegionScope, functions_beside, relative
@@ -148,7 +148,7 @@ def checked(tracer: Tracer, scope: RegionScope, forward: ForwardIR, mods: tuple[
         shapes = observed_shapes(forward, examples, copied)
     except CannotTraceError as error:
         return str(error)
-    return with_findings(replace(settled(forward), rewritten=mods), shapes)
+    return with_findings(replace(canonical_only(forward), rewritten=mods), shapes)
 
 
 def _read_by(changes: Collection[SiteChange]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import nn
 
-from loka.graph.canonical.splicing import settled, spliced
+from loka.graph.canonical.splicing import canonical_only, spliced
 from loka.graph.ir import PART, REASSOCIATED, ForwardIR, NearKind, Refused, Region
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
 from loka.graph.patterns.owners import RegionScope, wants_owner
@@ -228,7 +228,7 @@ def _written(forward: ForwardIR, kept: frozenset[int], trace: Trace) -> ForwardI
     made = spliced(forward, kept)
     if made.statements in (forward.traced, forward.statements) or trace.is_same(made.owner, relative_to_owner(made)):
         return made
-    return settled(forward)
+    return canonical_only(forward)
 
 
 def _taken_of(region: Region, chains: Sequence[LinearChain]) -> tuple[str, ...]:

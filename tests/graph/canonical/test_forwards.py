@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loka.graph.canonical.forwards import is_canonical
-from loka.graph.canonical.splicing import settled, spliced
+from loka.graph.canonical.splicing import canonical_only, spliced
 from loka.graph.equivalence import source, with_forward
 from loka.graph.ir import ForwardIR
 from loka.graph.patterns.region import find_regions
@@ -83,7 +83,7 @@ def test_a_region_that_is_kept_stays_and_the_other_goes_back(number: int) -> Non
 
 
 def test_settled_forwards_do_not_go_back() -> None:
-    forward = settled(traced(ByHand()))
+    forward = canonical_only(traced(ByHand()))
     assert spliced(forward, frozenset()) == forward
 
 
