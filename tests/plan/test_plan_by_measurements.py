@@ -34,6 +34,7 @@ from loka.plan.serialize import to_json
 from loka.plan.totals import total_time
 from loka.plan.view.diff import diff
 from loka.probe.profile.profile import Profile, SiteProfile
+from tests.support.cores import slowness
 from tests.support.plan.plan_costs import SAFE_CHAIN, SCALED_MM, MadeUp, Remembering
 
 pytestmark = pytest.mark.slow
@@ -260,7 +261,7 @@ def test_a_thousand_unlike_sites_are_planned_in_two_seconds(make_site, chain_set
     gc.enable()
     assert all(plan.timing is not None for plan in plans)
     assert len(json.loads(text)["timings"]) == 1000
-    assert seconds < 2  # 0.9 s on a quiet machine
+    assert seconds < 2 * slowness()
 
 
 def test_the_set_that_ships_asks_for_no_further_library(plan_for: PlanFor, folder: Path, monkeypatch) -> None:

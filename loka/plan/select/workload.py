@@ -244,11 +244,11 @@ def _native(
     work: PartKind, rows: int, columns: int, around: str, kernel: str, counted: bool = True
 ) -> tuple[Part, ...]:
     """A norm and an activation in the model's dtype; nothing where there are none, or another site counts them."""
-    return (replace(_part(work, rows, columns, DTYPE, around), kernel=kernel),) if around and counted else ()
+    return (_part(work, rows, columns, DTYPE, around, kernel),) if around and counted else ()
 
 
-def _part(work: PartKind, rows: int, columns: int, recipe: str, around: str = "") -> Part:
-    return Part(work, RENDERED, rows, columns, 0, DTYPE, recipe, around)
+def _part(work: PartKind, rows: int, columns: int, recipe: str, around: str = "", kernel: str = RENDERED) -> Part:
+    return Part(work, kernel, rows, columns, 0, DTYPE, recipe, around)
 
 
 def _written(recipe: OperandRecipe) -> str:
