@@ -149,7 +149,7 @@ def _module(folder: str, name: str) -> ModuleType:
 
 
 def _prepared(folder: str, name: str, part: Part) -> PreparedCall:
-    return Producers(partial(_module, folder, name)).prepare(part)
+    return Producers(_module(folder, name)).prepare(part)
 
 
 def compile_all(folder: str, named: Sequence[tuple[str, Part]]) -> None:

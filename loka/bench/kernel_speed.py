@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -116,42 +115,30 @@ CASES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class KernelRequest:
-    """The command-line options of `loka bench kernels`, unchecked."""
-
-    names: tuple[str, ...] = ()  # families; empty: all
-    variants: str | None = None
-
-    def command(self) -> str:
-        """The command line that repeats the request."""
-        given = ["--variants", self.variants] if self.variants is not None else []
-        return shlex.join(["loka", "bench", "kernels", *self.names, *given])
-
-
-def check(request: KernelRequest) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The families and the library GEMMs of a request. Raises InputError for names that there are not."""
-    gemms = listed("--variants", request.variants, library_gemms.NAMES) or library_gemms.NAMES
-    for name in request.names:
+def check(names: Sequence[str], variants: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The families and the library GEMMs to measure. Raises InputError for names that there are not."""
+    gemms = listed("--variants", variants, library_gemms.NAMES) or library_gemms.NAMES
+    for name in names:
         if name not in FAMILIES:
             hint = did_you_mean(name, FAMILIES)
             raise InputError(f"loka bench kernels: there is no family {name!r}; there are {', '.join(FAMILIES)}{hint}")
-    families = tuple(family for family in FAMILIES if family in request.names) or FAMILIES
-    if request.variants is not None and GEMM not in families:
+    families = tuple(family for family in FAMILIES if family in names) or FAMILIES
+    if variants is not None and GEMM not in families:
         raise InputError("loka bench kernels: --variants are those of the family gemm, which is not measured")
     return families, gemms
 
 
-def run(request: KernelRequest, out: Path, progress: Progress, now: datetime | None = None) -> BenchReport:
-    """Check a request and measure it; the folder `out` is created, but the report is not written.
+def run(names: Sequence[str], variants: str | None, out: Path, progress: Progress) -> BenchReport:
+    """Check what is asked for and measure it; the folder `out` is created, but the report is not written.
 
-    Raises InputError for an invalid request, without a GPU, and if `out` is not writable.
+    `names`: families, none for all. Raises InputError for an unknown name, without a GPU, and if `out` is not writable.
     """
-    families, gemms = check(request)
+    families, gemms = check(names, variants)
     require_gpu()
     usable_folder(out)
+    command = shlex.join(["loka", "bench", "kernels", *names, *(["--variants", variants] if variants else [])])
     sections = run_kernels(families, gemms, progress)
-    return BenchReport("kernels", request.command(), utc_minute(now), environment(), sections, (METHOD, KERNELS))
+    return BenchReport("kernels", command, utc_minute(), environment(), sections, (METHOD, KERNELS))
 
 
 def run_kernels(chosen: Sequence[str], variants: Sequence[str], progress: Progress) -> tuple[Section, ...]:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
+from loka.devices.targets import GPU_TARGETS
 from loka.errors import InputError
 
 WHAT = ("kernels", "model")
-STUDIES = ("region", "crossover", "regret", "dispatch", "ablation")  # of LoKA itself: in the repository, not here
-OF_STUDIES: Mapping[str, str] = {  # option -> the study that has it
-    "--form": "region",
-    "--ablate": "ablation",
-    "--modes": "ablation",
-    "--loss-steps": "ablation",
-}
 BELONGS: Mapping[str, tuple[str, ...]] = {  # option -> options or kinds of benchmark of which one is required with it
+    "--record": ("kernels",),
+    "--export": ("kernels",),
     "--parts": ("--record",),
     "--policy": ("--record",),
     "--seconds": ("--record", "model"),
@@ -30,17 +27,7 @@ BELONGS: Mapping[str, tuple[str, ...]] = {  # option -> options or kinds of benc
 
 
 def check_options(what: str, given: Collection[str]) -> None:
-    """Reject options that would be ignored, and studies, which are not part of the command line.
-
-    `given`: the options on the command line, such as "--jobs". Raises InputError.
-    """
-    studies = [OF_STUDIES[option] for option in given if option in OF_STUDIES]
-    if what in STUDIES or studies:
-        name = what if what in STUDIES else studies[0]
-        raise InputError(
-            f"loka bench {what}: a study of LoKA itself, which is no part of the command line; in LoKA's repository "
-            f"run `python -m benchmarks.{name}`, with the same arguments"
-        )
+    """Reject options that would be ignored. `given`: those on the command line, such as "--jobs". Raises InputError."""
     if what not in WHAT:
         raise InputError(f"loka bench: there is no {what!r} to measure; write one of {', '.join(WHAT)}")
     for option, others in BELONGS.items():
@@ -50,6 +37,16 @@ def check_options(what: str, given: Collection[str]) -> None:
     beside = [other for other in ("--record", "--export") if other in given]
     if "--variants" in given and beside:
         raise InputError(f"loka bench: --variants says nothing to {beside[0]}; leave one of the two out")
+
+
+def check_recording(names: Sequence[str], record: Path | None, export: Path | None, target: str) -> None:
+    """Raise InputError for what does not go with --record or --export, before minutes are spent on measuring."""
+    if record is not None and names:
+        raise InputError(f"loka bench kernels --record: name kinds of parts with --parts, not {names[0]!r}")
+    if record is None and export is not None and len(names) != 1:
+        raise InputError("loka bench kernels --export: name the one file of measurements that is to be exported")
+    if target not in GPU_TARGETS:
+        raise InputError(f"--target: nothing is measured for {target!r}; write {' or '.join(GPU_TARGETS)}")
 
 
 def check_least(option: str, value: int | None, least: int = 1) -> None:

@@ -6,7 +6,7 @@ import importlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self, cast
@@ -21,6 +21,7 @@ from loka.policy.policy import Policy
 from loka.policy.tree import plain
 from loka.templating.templates import load_templates
 
+KERNELS = "loka_bench_kernels"
 KEEP_AND_FUSE: Mapping[str, Any] = {"match": "*", "compute": "keep", "fuse": "always", "optional": True}
 
 
@@ -65,17 +66,17 @@ class Workshop:
         self.announce(plan.name)
         return importlib.import_module(plan.name)
 
-    def kernels(self, specs: Sequence[AnySpec]) -> ModuleType:
-        """The module of these specs' operators, as in a generated package."""
-        templates = load_templates()
-        name = "loka_bench_kernels"
-        (self.folder / name).mkdir()
-        kernels = render_all(specs, templates, device=device_here())
-        files = render_files(kernels, templates, "loka bench kernels")
-        for file, text in {**files, "__init__.py": ""}.items():
-            self.write(f"{name}/{file}", text)
-        self.announce(name)
-        return importlib.import_module(f"{name}.{OPERATORS_FILE.removesuffix('.py')}")
+    def kernels(self, specs: Iterable[AnySpec] = ()) -> ModuleType:
+        """The module of these specs' operators, as in a package; in another process' folder, the one that is there."""
+        if self._own is not None:
+            templates = load_templates()
+            (self.folder / KERNELS).mkdir()
+            kernels = render_all(specs, templates, device=device_here())
+            files = render_files(kernels, templates, "loka bench kernels")
+            for file, text in {**files, "__init__.py": ""}.items():
+                self.write(f"{KERNELS}/{file}", text)
+        self.announce(KERNELS)
+        return importlib.import_module(f"{KERNELS}.{OPERATORS_FILE.removesuffix('.py')}")
 
     def announce(self, name: str) -> None:
         """Note that a module of that name is now in the folder, and drop an earlier import of the name."""

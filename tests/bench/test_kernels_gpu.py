@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loka.bench import kernel_speed, library_gemms
-from loka.bench.kernel_speed import KernelRequest, run
+from loka.bench.kernel_speed import run
 from tests.support.gpu import ON_HOPPER
 
 pytestmark = ON_HOPPER
@@ -17,7 +17,7 @@ pytestmark = ON_HOPPER
 def test_rendered_kernels_and_gemms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_speed, "SHAPES", ((256, 512),))
     monkeypatch.setattr(library_gemms, "SHAPES", ((512, 256, 128),))
-    report = run(KernelRequest(), tmp_path, lambda line: None)
+    report = run((), None, tmp_path, lambda line: None)
     rendered, products = report.sections
     assert [cell.work for cell in rendered.cells] == [case.title for case in kernel_speed.CASES]
     assert [cell.failure for cell in rendered.cells] == [""] * len(kernel_speed.CASES)

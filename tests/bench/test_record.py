@@ -50,16 +50,14 @@ class FakeBench:
         return PreparedCall(lambda: part.rows, (), lambda found: Check(wrong=self.wrong.get(part, "")))
 
 
-class FakeClock:
+def timer(call: Any, arguments: Any) -> Span:
     """As many microseconds as what is called gives back."""
-
-    def time(self, call: Any, arguments: Any) -> Span:
-        return Span(float(call(*arguments)), 0.01, 5)
+    return Span(float(call(*arguments)), 0.01, 5)
 
 
 def run(parts: list[Part], store: FakeStore, bench: FakeBench, seconds: float = 60.0) -> tuple[str, list[str]]:
     lines: list[str] = []
-    return str(record(parts, store, bench, FakeClock(), lines.append, seconds)), lines
+    return str(record(parts, store, bench.prepare, timer, lines.append, seconds)), lines
 
 
 def test_each_part_is_measured_once_with_a_line_of_progress() -> None:
@@ -119,16 +117,12 @@ def test_gemms_of_one_size_follow_each_other() -> None:
 def test_the_numbers_are_looked_at_before_the_clock_runs() -> None:
     seen: list[str] = []
 
-    class Bench:
-        def prepare(self, part: Part) -> PreparedCall:
-            return PreparedCall(lambda: seen.append("called"), (), lambda found: seen.append("checked") or Check())
+    def timed(call: Any, arguments: Any) -> Span:
+        seen.append("timed")
+        return Span(1.0, 0.0, 5)
 
-    class Clock:
-        def time(self, call: Any, arguments: Any) -> Span:
-            seen.append("timed")
-            return Span(1.0, 0.0, 5)
-
-    measure(SMALL, Bench(), Clock())
+    call = PreparedCall(lambda: seen.append("called"), (), lambda found: seen.append("checked") or Check())
+    measure(SMALL, lambda part: call, timed)
     assert seen == ["called", "checked", "timed"]
 
 
@@ -220,17 +214,10 @@ def test_the_spread_is_half_of_the_distance_of_the_quartiles() -> None:
 def test_a_restless_time_is_taken_twice_and_the_calmer_one_counts() -> None:
     spans = [Span(5.0, 0.2, 9), Span(4.0, 0.01, 9), Span(1.0, 0.001, 9)]
 
-    class Clock:
-        def time(self, call: Any, arguments: Any) -> Span:
-            return spans.pop(0)
-
-    assert measure(SMALL, FakeBench(), Clock())[0] == Span(4.0, 0.01, 9)
+    assert measure(SMALL, FakeBench().prepare, lambda call, arguments: spans.pop(0))[0] == Span(4.0, 0.01, 9)
     assert len(spans) == 1
 
 
 def test_a_call_that_does_several_parts_is_shared_by_them() -> None:
-    class Bench:
-        def prepare(self, part: Part) -> PreparedCall:
-            return PreparedCall(lambda: 9.0, (), lambda found: Check(), parts=3)
-
-    assert measure(SMALL, Bench(), FakeClock())[0].us == 3.0
+    call = PreparedCall(lambda: 9.0, (), lambda found: Check(), parts=3)
+    assert measure(SMALL, lambda part: call, timer)[0].us == 3.0

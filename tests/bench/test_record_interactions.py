@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from loka.bench.packages import Workshop
 from loka.bench.record.check_numbers import Check
 from loka.bench.record.clock import Span
 from loka.bench.record.grid import grid, interaction_parts
 from loka.bench.record.interaction_parts import InteractionParts, specs_of
 from loka.bench.record.record import in_order, measure
+from loka.bench.record.run_record import rendered
 from loka.errors import InputError
 from loka.kernels.measurements.interaction_forms import BACKWARDS, ConcatNormForm, FmForm, parts_of
 from loka.kernels.measurements.parts import COMPILED, RENDERED, Part, PartKind
-from tests.support.plan.recorded_parts import FORMS, operators_of
+from tests.support.plan.recorded_parts import FORMS
 
 PARTS = tuple(part for form, columns in FORMS for part in parts_of(form, 40, columns, RENDERED))
 COMPILED_PARTS = tuple(replace(part, kernel=COMPILED) for part in PARTS)
 
 
+@pytest.fixture(scope="module")
+def operators() -> Iterator[ModuleType]:
+    with Workshop() as workshop:
+        yield workshop.kernels(rendered(PARTS))
+
+
 @pytest.fixture
-def interactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InteractionParts:
+def interactions(operators: ModuleType, monkeypatch: pytest.MonkeyPatch) -> InteractionParts:
     """The parts' kernels as operators, which run their references on the CPU; nothing is compiled there."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    return InteractionParts(operators_of(PARTS, tmp_path, monkeypatch), "cpu")
+    return InteractionParts(operators, "cpu")
 
 
 @pytest.mark.parametrize("part", [*PARTS, *COMPILED_PARTS], ids=str)
@@ -79,7 +88,7 @@ class StepClock:
 def test_a_compiled_backward_is_its_step_less_its_forward(interactions: InteractionParts) -> None:
     part = next(part for part in COMPILED_PARTS if part.work is PartKind.CONCAT_NORM_BACKWARD)
     clock = StepClock()
-    span, check = measure(part, interactions, clock)
+    span, check = measure(part, interactions.prepare, clock.time)
     assert (span.us, check) == (7.0, Check())
     assert span.spread == pytest.approx((0.2**2 + 0.06**2) ** 0.5 / 7)
     assert clock.called == ["step", "forward"]

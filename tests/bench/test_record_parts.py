@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
+from loka.bench.packages import Workshop
 from loka.bench.record.check_numbers import Check
-from loka.bench.record.compiled_kernels import CompiledKernels
 from loka.bench.record.grid import POWERS, WIDE, WIDTHS, gemm_sizes, grid
 from loka.bench.record.interaction_parts import specs_of as interaction_specs
 from loka.bench.record.producer_parts import Producers, parse_around, parse_written, specs_of
+from loka.bench.record.run_record import rendered
 from loka.errors import InputError
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartKind
-from tests.support.plan.recorded_parts import PARTS, USUAL, WIDTH, operators_of
+from tests.support.plan.recorded_parts import PARTS, WIDTH
 
 
-@pytest.fixture
-def producers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Producers:
+@pytest.fixture(scope="module")
+def producers() -> Iterator[Producers]:
     """The parts' kernels as operators, which run their references on the CPU."""
-    return Producers(operators_of(PARTS, tmp_path, monkeypatch), "cpu")
+    with Workshop() as workshop:
+        yield Producers(workshop.kernels(rendered(PARTS)), "cpu")
 
 
 @pytest.mark.slow
@@ -101,16 +102,3 @@ def test_kinds_of_parts_can_be_chosen() -> None:
     assert any(part.kernel == "fbgemm.rowwise" for part in grid(("gemm",), ("fbgemm.rowwise",)))
     with pytest.raises(InputError, match="no parts of the kind 'gemms'"):
         grid(("gemms",))
-
-
-def test_kernels_come_from_the_folder_that_is_asked_for(tmp_path: Path) -> None:
-    pytest.importorskip("triton")
-    folders = [tmp_path / name for name in ("one", "two")]
-    parts = [replace(USUAL[0], columns=columns) for columns in (256, 512)]
-    made = []
-    for folder, part in zip(folders, parts, strict=True):
-        folder.mkdir()
-        made.append(CompiledKernels([part], folder))
-    for kernels, part, folder in zip((*made, made[0]), (*parts, parts[0]), (*folders, folders[0]), strict=True):
-        assert hasattr(kernels.module(), specs_of(part)[0].function)
-        assert Path(kernels.module().__file__ or "").is_relative_to(folder)

@@ -44,10 +44,9 @@ class PreparedCall:
 
 @dataclass(frozen=True, slots=True)
 class GemmPartRecipe:
-    """Recipe of a GEMM: formats and scalings of both operands, accumulation."""
+    """Recipe of a GEMM: of both operands, and whether accumulation is fast."""
 
-    formats: tuple[Format, Format]
-    scalings: tuple[Scaling, Scaling]
+    operands: tuple[OperandRecipe, OperandRecipe]
     accumulation: Accumulation
 
     @property
@@ -60,14 +59,17 @@ def parse_recipe(text: str) -> GemmPartRecipe:
     """Parse a recipe such as "e4m3 rowwise, e4m3 rowwise, precise". Raises InputError."""
     try:
         first, second, accumulation = text.split(", ")
-        (format_a, scaling_a), (format_b, scaling_b) = first.split(" "), second.split(" ")
-        formats, scalings = (Format(format_a), Format(format_b)), (Scaling(scaling_a), Scaling(scaling_b))
-        return GemmPartRecipe(formats, scalings, Accumulation(accumulation))
+        return GemmPartRecipe((_operand(first), _operand(second)), Accumulation(accumulation))
     except ValueError as error:
         raise InputError(
             f"a GEMM has no recipe {text!r} ({error}); write FORMAT SCALING, FORMAT SCALING, ACCUMULATION, as in "
             "'e4m3 rowwise, e4m3 rowwise, precise'"
         ) from error
+
+
+def _operand(text: str) -> OperandRecipe:
+    format, scaling = text.split(" ")
+    return OperandRecipe(format=Format(format), scaling=Scaling(scaling))
 
 
 class GemmOperands:
@@ -80,7 +82,7 @@ class GemmOperands:
         self.plain = tuple(draw(rows, part.contraction).to(DTYPES[part.dtype]) for rows in (part.rows, part.columns))
         self._places = tuple(spaced(rows).to(device) for rows in (part.rows, part.columns))
         self._exact = self._product(*(x[places] for x, places in zip(self.plain, self._places, strict=True)))
-        self._quantized: dict[tuple[int, Format, Scaling], Quantized] = {}
+        self._quantized: dict[tuple[int, OperandRecipe], Quantized] = {}
         self._own: dict[GemmPartRecipe, Tensor] = {}
 
     def quantized(self, recipe: GemmPartRecipe) -> tuple[Quantized, Quantized]:
@@ -94,16 +96,16 @@ class GemmOperands:
         return check_product(sample, self._exact, own, fast=recipe is not None and recipe.fast)
 
     def _one(self, index: int, recipe: GemmPartRecipe) -> Quantized:
-        key = (index, recipe.formats[index], recipe.scalings[index])
-        if key not in self._quantized:
-            made = quantize(self.plain[index], format=key[1], scaling=key[2])
-            self._quantized[key] = made
-        return self._quantized[key]
+        wanted = recipe.operands[index]
+        if (index, wanted) not in self._quantized:
+            made = quantize(self.plain[index], format=wanted.format, scaling=wanted.scaling)
+            self._quantized[index, wanted] = made
+        return self._quantized[index, wanted]
 
     def _own_product(self, recipe: GemmPartRecipe) -> Tensor:
         if recipe not in self._own:
-            pairs = zip(self.quantized(recipe), recipe.scalings, self._places, strict=True)
-            sampled = [_sampled(made, scaling, places) for made, scaling, places in pairs]
+            pairs = zip(self.quantized(recipe), recipe.operands, self._places, strict=True)
+            sampled = [_sampled(made, operand.scaling, places) for made, operand, places in pairs]
             self._own[recipe] = self._product(*sampled)
         return self._own[recipe]
 
@@ -169,17 +171,15 @@ class Gemms:
     def _of_catalogue(self, part: Part, recipe: GemmPartRecipe) -> Callable[..., Tensor]:
         """The operator of a kernel, called as in generated code."""
         kernel = kernel_named(part.kernel)
-        formats = zip(recipe.formats, recipe.scalings, strict=True)
-        first, second = (OperandRecipe(format=format, scaling=scaling) for format, scaling in formats)
         sizes = (part.rows, part.contraction, part.columns)
-        wanted = GemmRequest(Gemm.FPROP, (first, second), recipe.accumulation, True, *sizes, self._target, part.dtype)
+        wanted = GemmRequest(Gemm.FPROP, recipe.operands, recipe.accumulation, True, *sizes, self._target, part.dtype)
         refusal = kernel.unsupported_reason(wanted)
         if refusal is None and self._device == "cuda":
             refusal = unavailable_reason(part.kernel)
         if refusal is not None:
             raise InputError(f"{part.kernel}: {refusal}")
         operator, counter_id = operator_named(part.kernel), self._counter_id
-        names, dtype = [scaling.value for scaling in recipe.scalings], DTYPES[part.dtype]
+        names, dtype = [operand.scaling.value for operand in recipe.operands], DTYPES[part.dtype]
 
         def call(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor) -> Tensor:
             out: Tensor = operator(a, scale_a, b, scale_b, names[0], names[1], dtype, recipe.fast, counter_id)

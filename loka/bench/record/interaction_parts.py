@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from loka.bench.record.check_numbers import (
     spaced,
 )
 from loka.bench.record.gemm_parts import DTYPES, PreparedCall
-from loka.bench.record.producer_parts import SAMPLED, Module, with_sums
+from loka.bench.record.producer_parts import SAMPLED, with_sums
 from loka.bench.timing import SEED
 from loka.errors import InputError
 from loka.kernels.fused.interaction import interaction_specs
@@ -108,9 +109,9 @@ def specs_of(part: Part) -> tuple[AnySpec, ...]:
 
 @dataclass
 class InteractionParts:
-    """Prepares parts of interactions. `module` gives the rendered kernels that `specs_of` describes."""
+    """Prepares parts of interactions. `module` has the rendered kernels that `specs_of` describes."""
 
-    module: Module
+    module: ModuleType
     device: str = "cuda"
     _last: tuple[Part, Compiled] | None = None
 
@@ -123,7 +124,7 @@ class InteractionParts:
         if part.kernel != RENDERED:
             raise InputError(f"an interaction is {RENDERED} or {COMPILED}, not on a kernel {part.kernel!r}")
         specs = specs_of(part)
-        launch = [getattr(self.module(), spec.function) for spec in specs]
+        launch = [getattr(self.module, spec.function) for spec in specs]
         given = _given(part, made)
         first = specs[0]
         if part.work not in BACKWARDS:

@@ -144,14 +144,12 @@ SAMPLED = 2**24  # most elements of a matrix that are compared with the referenc
 FORMAT_OF = {info.dtype: format for format, info in FORMATS.items()}
 BY_ROWS = frozenset({"x", "grad", "mean", "rstd"})  # parameters with a row or an element for each row of x
 
-Module = Callable[[], ModuleType]  # module of the rendered kernels, imported on first use
-
 
 @dataclass(frozen=True, slots=True)
 class Producers:
-    """Prepares parts other than GEMMs. `module` gives the rendered kernels that `specs_of` describes."""
+    """Prepares parts other than GEMMs. `module` has the rendered kernels that `specs_of` describes."""
 
-    module: Module
+    module: ModuleType
     device: str = "cuda"
 
     def prepare(self, part: Part) -> PreparedCall:
@@ -182,7 +180,7 @@ class Producers:
         return PreparedCall(call, arguments, partial(self._check, first, arguments))
 
     def _operator(self, spec: Spec) -> Any:
-        return getattr(self.module(), spec.function)
+        return getattr(self.module, spec.function)
 
     def _copy(self, part: Part) -> PreparedCall:
         x = torch.randn(part.rows, part.columns, device=self.device).to(DTYPES[part.dtype])

@@ -6,46 +6,30 @@ reason, so that it is never chosen. A part that cannot run is reported and not s
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import hypot
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Any
 
 from loka.bench.device import describe
 from loka.bench.record.check_numbers import Check
-from loka.bench.record.clock import Clock, Span
+from loka.bench.record.clock import Span, Timer
 from loka.bench.record.gemm_parts import Gemms, PreparedCall, size_key
 from loka.bench.record.interaction_parts import InteractionParts
 from loka.bench.record.producer_parts import Producers
 from loka.bench.timing import Progress
 from loka.errors import InputError, LokaError
 from loka.kernels.measurements.interaction_forms import family
+from loka.kernels.measurements.lookup import Recording
 from loka.kernels.measurements.measurement import Measurement
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartKind
 
+Prepare = Callable[[Part], PreparedCall]
+
 RESTLESS = 0.03  # spread above which a time is measured again; the one with less spread counts
 _BROKEN = ("illegal memory access", "unspecified launch failure", "device-side assert", "misaligned address")
-
-
-class Bench(Protocol):
-    """Prepares parts for measuring."""
-
-    def prepare(self, part: Part) -> PreparedCall:
-        """Prepare a part's call, arguments and check."""
-        ...
-
-
-class Store(Protocol):
-    """Storage of measurements."""
-
-    def has(self, part: Part) -> bool:
-        """True if the part was measured before."""
-        ...
-
-    def add(self, measurement: Measurement) -> None:
-        """Store a measurement durably."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +46,25 @@ class Tally:
         return f"{measured}, {self.known} known before, {self.failed} could not run"
 
 
-@dataclass(frozen=True, slots=True)
-class AllParts:
-    """The Bench of all kinds of parts: GEMMs, producers and interactions."""
+def all_parts(module: ModuleType) -> Prepare:
+    """Prepares parts of every kind: GEMMs, producers and interactions, of which `module` has the rendered kernels."""
+    gemms, producers, interactions = Gemms(), Producers(module), InteractionParts(module)
 
-    gemms: Gemms
-    producers: Producers
-    interactions: InteractionParts
-
-    def prepare(self, part: Part) -> PreparedCall:
-        """Prepare a part by its kind."""
+    def prepare(part: Part) -> PreparedCall:
         if part.work in INTERACTIONS:
-            return self.interactions.prepare(part)
-        return self.gemms.prepare(part) if part.work is PartKind.GEMM else self.producers.prepare(part)
+            return interactions.prepare(part)
+        return gemms.prepare(part) if part.work is PartKind.GEMM else producers.prepare(part)
+
+    return prepare
 
 
 def record(
-    parts: Iterable[Part], store: Store, bench: Bench, clock: Clock, progress: Progress, seconds: float = float("inf")
+    parts: Iterable[Part],
+    store: Recording,
+    prepare: Prepare,
+    timer: Timer,
+    progress: Progress,
+    seconds: float = math.inf,
 ) -> Tally:
     """Measure each part that is missing from the store, for `seconds` at most, with a line of progress for each.
 
@@ -96,7 +82,7 @@ def record(
             break
         label = f"{number}/{len(wanted)} {part_label(part)}"
         try:
-            span, check = measure(part, bench, clock)
+            span, check = measure(part, prepare, timer)
         except Exception as error:  # libraries, compilers and the device raise anything
             failed += 1
             progress(f"{label}: {describe(error)}")
@@ -113,24 +99,24 @@ def record(
     return Tally(measured, known, wrong, failed)
 
 
-def measure(part: Part, bench: Bench, clock: Clock) -> tuple[Span, Check]:
+def measure(part: Part, prepare: Prepare, timer: Timer) -> tuple[Span, Check]:
     """Check a part's results, then time it.
 
     Errors of the kernel propagate.
     """
-    prepared = bench.prepare(part)
+    prepared = prepare(part)
     check = prepared.check(prepared.call(*prepared.arguments))
-    span = _calmer(prepared.call, prepared, clock)
+    span = _calmer(prepared.call, prepared, timer)
     if prepared.less is not None:
-        span = _difference(span, _calmer(prepared.less, prepared, clock))
+        span = _difference(span, _calmer(prepared.less, prepared, timer))
     return replace(span, us=span.us / prepared.parts), check
 
 
-def _calmer(call: Callable[..., Any], prepared: PreparedCall, clock: Clock) -> Span:
+def _calmer(call: Callable[..., Any], prepared: PreparedCall, timer: Timer) -> Span:
     """A call's time; above RESTLESS it is measured twice."""
-    span = clock.time(call, prepared.arguments)
+    span = timer(call, prepared.arguments)
     if span.spread > RESTLESS:
-        span = min(span, clock.time(call, prepared.arguments), key=lambda each: each.spread)
+        span = min(span, timer(call, prepared.arguments), key=lambda each: each.spread)
     return span
 
 
@@ -139,7 +125,7 @@ def _difference(whole: Span, less: Span) -> Span:
     us = whole.us - less.us
     if us <= 0:
         raise InputError(f"a step took {whole.us:.2f} us and its forward alone {less.us:.2f}; measure it again")
-    spread = hypot(whole.us * whole.spread, less.us * less.spread) / us
+    spread = math.hypot(whole.us * whole.spread, less.us * less.spread) / us
     return Span(us, spread, min(whole.runs, less.runs))
 
 

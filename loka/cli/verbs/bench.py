@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import math
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,11 +19,6 @@ if TYPE_CHECKING:
     from loka.bench.results import BenchReport
 
 NAME = "bench"
-
-
-def _of_a_study() -> Any:
-    """An option that moved to a study of LoKA itself: it is answered with the command to run."""
-    return typer.Option(hidden=True)
 
 
 def command(
@@ -70,10 +66,6 @@ def command(
     rounds: Annotated[
         int | None, typer.Option(help="Of models: turns of each variant. Default: 8.", show_default=False)
     ] = None,
-    form: Annotated[str | None, _of_a_study()] = None,
-    ablate: Annotated[str | None, _of_a_study()] = None,
-    modes: Annotated[str | None, _of_a_study()] = None,
-    loss_steps: Annotated[int | None, _of_a_study()] = None,
     as_json: Json = False,
 ) -> None:
     """Measure speed side by side: whole steps of a policy's model, kernels. Record times of kernels."""
@@ -81,7 +73,6 @@ def command(
     from loka.bench.options import check_options
 
     options = {
-        "--form": form, "--ablate": ablate, "--modes": modes, "--loss-steps": loss_steps,
         "--only": only, "--variants": variants, "--record": record, "--parts": parts, "--policy": policy,
         "--seconds": None if seconds == math.inf else seconds, "--jobs": jobs or None, "--export": export,
         "--target": target, "--batch": batch, "--casting": casting, "--rounds": rounds,
@@ -93,26 +84,55 @@ def command(
 
         show_models(ModelRequest(given, variants, only, casting, batch, rounds, seconds), out, as_json)
         return
-    from loka.bench.record.commands import RecordCommand, carry_out
-
-    recording = RecordCommand(what, given, record, parts, policy, seconds, jobs, export, target or DEFAULT_TARGET)
-    if recording.records:
-        outcome = carry_out(recording, note)
-        if as_json:
-            print_json(outcome.plain)
-        else:
-            print(outcome.text)
+    if record is not None or export is not None:
+        _record_and_export(given, record, parts, policy, seconds, jobs, export, target, as_json)
         return
-    from loka.bench.kernel_speed import KernelRequest, run
+    from loka.bench.kernel_speed import run
     from loka.bench.results import to_plain, write_files
 
-    report = run(KernelRequest(given, variants), out, note)
+    report = run(given, variants, out, note)
     written = write_files(report, out)
     if as_json:
         print_json(to_plain(report))
     else:
         show(report)
     note(f"wrote {written[0]} and {written[1]}")
+
+
+def _record_and_export(
+    names: tuple[str, ...],
+    record: Path | None,
+    parts: str | None,
+    policy: Path | None,
+    seconds: float,
+    jobs: int,
+    text: Path | None,
+    target: str | None,
+    as_json: bool,
+) -> None:
+    """Measure what is missing from a file, and export measurements: of that file, or of the named one."""
+    from loka.bench.options import check_recording, check_seconds
+    from loka.bench.record.run_record import record_into
+    from loka.kernels.measurements.lookup import export
+
+    target = DEFAULT_TARGET if target is None else target
+    check_recording(names, record, text, target)
+    check_seconds(seconds)
+    lines, result = list[str](), dict[str, object]()
+    if record is not None:
+        tally = record_into(record, tuple(filter(None, (parts or "").split(","))), policy, note, seconds, jobs)
+        lines.append(f"{record}: {tally}")
+        result |= {"recorded": str(record), **asdict(tally)}
+    if text is not None:
+        source = record or Path(names[0])
+        measured = export(source, text, target, f"loka bench kernels --record {source.name}")
+        count = len(measured.measurements)
+        lines.append(f"wrote {text}: {count} measurements on {measured.machine}")
+        result |= {"exported": str(text), "measurements": count}
+    if as_json:
+        print_json(result)
+    else:
+        print("\n".join(lines))
 
 
 def show_models(request: ModelRequest, out: Path, as_json: bool) -> None:

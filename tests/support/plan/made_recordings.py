@@ -16,29 +16,19 @@ from loka.kernels.measurements.parts import Part, PartKind
 MACHINE = Versions("NVIDIA H100 80GB HBM3", "9.0", "580.65.06", "13.0", "13.1.1", "2.11.0", "3.6.0", "")
 
 
-class MadeBench:
+def made(part: Part) -> PreparedCall:
     """Each part takes a microsecond for each million of elements, and one more; in FP8 half of it."""
-
-    def prepare(self, part: Part) -> PreparedCall:
-        size = part.rows * part.columns * max(part.contraction, 1)
-        share = 0.5 if part.recipe else 1.0
-        errors = (0.17, 28.5) if part.work is PartKind.GEMM else (None, None)
-        return PreparedCall(lambda: 1.0 + share * size / 1e6, (), lambda found: Check(*errors))
-
-
-class MadeClock:
-    def __init__(self, factor: float = 1.0) -> None:
-        self.factor = factor
-
-    def time(self, call, arguments) -> Span:  # type: ignore[no-untyped-def]
-        return Span(self.factor * call(), 0.01, 9)
+    size = part.rows * part.columns * max(part.contraction, 1)
+    share = 0.5 if part.recipe else 1.0
+    errors = (0.17, 28.5) if part.work is PartKind.GEMM else (None, None)
+    return PreparedCall(lambda: 1.0 + share * size / 1e6, (), lambda found: Check(*errors))
 
 
 def fill(path: Path, parts: Iterable[Part], factor: float = 1.0) -> list[str]:
     """Record parts, times multiplied by a factor; gives the lines of progress."""
     lines: list[str] = []
     with Recording(path, MACHINE) as recording:
-        record(parts, recording, MadeBench(), MadeClock(factor), lines.append)
+        record(parts, recording, made, lambda call, arguments: Span(factor * call(), 0.01, 9), lines.append)
     return lines
 
 

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import ModuleType
-
-import pytest
-
-from loka.bench.record.compiled_kernels import PACKAGE, CompiledKernels
 from loka.bench.record.grid import kinds
 from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, FmForm, Form
 from loka.kernels.measurements.parts import Part, PartKind
@@ -39,12 +30,3 @@ FORMS: tuple[tuple[Form, int], ...] = (
     (CrossForm(True, False), 48),
     (CrossForm(False, False, True), 48),
 )
-
-
-def operators_of(parts: Sequence[Part], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], ModuleType]:
-    """The parts' kernels as operators, which run their references on the CPU."""
-    CompiledKernels(parts, folder)
-    monkeypatch.syspath_prepend(str(folder))
-    for name in [name for name in sys.modules if name.startswith(PACKAGE)]:
-        monkeypatch.delitem(sys.modules, name)
-    return lambda: importlib.import_module(f"{PACKAGE}.fused")
