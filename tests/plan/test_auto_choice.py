@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from loka.plan import planner
 from loka.plan.plan import LITTLE, Plan
-from loka.plan.planner import make_plan
 from loka.plan.totals import total_time
 from tests.support.plan.tuned import safe_policy
 
@@ -49,6 +50,12 @@ def no_shipped_measurements() -> None:
     """These plans are by the measurements that ship."""
 
 
+@pytest.fixture(autouse=True)
+def forwards_checked_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only times are read from these plans, and all checks of a forward 4096 wide take a minute."""
+    monkeypatch.setattr(planner, "tracer_of", partial(planner.tracer_of, quick=True))
+
+
 def plan_for(folder: Path, target: str, batch: int, compute: str, execution: str) -> Plan:
     """Every GEMM is safe by the profile."""
     text = (
@@ -56,7 +63,7 @@ def plan_for(folder: Path, target: str, batch: int, compute: str, execution: str
         f"batch_size: {batch}}}\ntarget: {target}\nexecution: {{mode: {execution}}}\n"
         f"defaults: {{compute: {compute}, scaling: rowwise, power_of_two: true, requantize_transpose: true}}\n"
     )
-    return make_plan(safe_policy(folder / "towers.yaml", text))
+    return planner.make_plan(safe_policy(folder / "towers.yaml", text))
 
 
 @pytest.mark.parametrize("execution", ["reduce-overhead", "compiled"])

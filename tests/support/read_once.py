@@ -20,6 +20,7 @@ from loka.graph.fake_module import is_simple, likeness
 from loka.graph.ir import ForwardIR, Refused
 from loka.graph.sites import forwards
 from loka.graph.sites.forwards import Forwards
+from loka.graph.trace.examples import form_of
 from loka.graph.trace.tracer import Tracer
 from loka.graph.wrappers import own_class
 from loka.model.build_model import BuiltModel
@@ -27,6 +28,7 @@ from loka.model.build_model import BuiltModel
 _EQUAL: set[object] = set()  # models and the forwards that they were compared with, which are equal
 _READ: dict[object, Forwards] = {}
 _TRACED: dict[object, dict[object, ForwardIR | Refused]] = {}  # by the check, and by the forwards of the classes
+_SAME: dict[object, dict[object, bool]] = {}  # by these and by the calls
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -34,6 +36,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def read_once() -> Iterator[None]:
     """Models that are alike are read, traced, and compared with what was planned, by the first test that has one."""
     compared, read, trace = ForwardCheck.problem, forwards._Model.forwards, Tracer.__call__
+    is_same = Tracer.is_same
 
     def problem(check: ForwardCheck, module: nn.Module, binding: Binding) -> str | None:
         alike = _likeness(module)
@@ -58,8 +61,15 @@ def read_once() -> Iterator[None]:
         tracer._traced = _TRACED.setdefault((tracer.quick, _forwards(tracer.model)), {})  # which all share
         return trace(tracer, scope)
 
+    def same(tracer: Tracer, owner: str, forward: ForwardIR) -> bool:
+        given = tracer.examples(owner).calls
+        calls = tuple(repr((call.batch, form_of(call.args), form_of(call.kwargs))) for call in given)
+        tracer._same = _SAME.setdefault((tracer.quick, _forwards(tracer.model), calls), {})
+        return is_same(tracer, owner, forward)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tracer, "__call__", traced)
+        patch.setattr(Tracer, "is_same", same)
         patch.setattr(ForwardCheck, "problem", problem)
         patch.setattr(forwards._Model, "forwards", known)
         yield
