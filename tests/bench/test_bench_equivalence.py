@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from loka.bench.quality.compare_quality import ERROR_RATE, QualityVerdict, bounds, judge, looks, pairs_needed
+from loka.bench.quality.compare_quality import ERROR_RATE, QualityVerdict, judge, looks, pairs_needed
 
 
 @pytest.mark.parametrize("planned", [2, 4, 5, 9, 16, 64, 75, 1000])
@@ -18,12 +18,6 @@ def test_looks_share_the_whole_error_rate_and_end_with_all_pairs(planned: int) -
     assert found[-1][0] == planned
     assert [pairs for pairs, _ in found] == sorted({pairs for pairs, _ in found})
     assert [error for _, error in found] == sorted(error for _, error in found)
-
-
-def test_bounds_are_those_of_one_sided_t() -> None:
-    low, high = bounds((0.01, 0.03, 0.02, 0.05, -0.01), 0.05)  # mean 0.02, standard error 0.01; t(0.95, 4) is 2.132
-    assert (low, high) == (pytest.approx(0.02 - 0.02132, abs=1e-5), pytest.approx(0.02 + 0.02132, abs=1e-5))
-    assert bounds((0.1,), 0.05) == (-math.inf, math.inf)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from loka.bench.quality.compare_quality import Quality, QualityVerdict, compare, order_of
+from loka.bench.quality.compare_quality import Quality, QualityVerdict, compare
 from loka.bench.quality.pair_file import PairFile, RunFacts
 from loka.bench.quality.training import PairResult, TrainResult, build, train_pair
 from loka.bench.quality.training_job import TrainingJob
@@ -46,12 +46,6 @@ def test_draws_of_a_seed_count_once() -> None:
     assert patched == pytest.approx(0.02 / 2**0.5)  # the standard deviation of two values 0.02 apart
 
 
-def test_a_single_seed_has_no_interval() -> None:
-    quality = Quality(pairs(0.1), 1, 0.05)
-    assert (quality.standard_error, quality.interval, quality.upper_bound) == (None, None, None)
-    assert quality.verdict is QualityVerdict.UNDECIDED
-
-
 def test_compare_ends_as_soon_as_a_look_decides() -> None:
     worse = pairs(*[0.3, 0.31, 0.29, 0.3] * 8)
     taken = list(compare(iter(worse), planned=32))
@@ -65,10 +59,6 @@ def test_compare_looks_at_whole_seeds_alone() -> None:
     assert [len(quality.pairs) for quality in taken] == [2, 4]
 
 
-def test_order_has_the_draws_of_a_seed_side_by_side() -> None:
-    assert order_of((7, 8), 2) == ((7, 0), (7, 1), (8, 0), (8, 1))
-
-
 def test_compare_of_trained_pairs_finds_a_ruined_model_out(job: TrainingJob) -> None:
     def ruin(model: nn.Module) -> nn.Module:
         for parameter in model.parameters():
@@ -77,7 +67,7 @@ def test_compare_of_trained_pairs_finds_a_ruined_model_out(job: TrainingJob) -> 
         return model
 
     def trained(patch):
-        return (train_pair(job, patch, seed, draw=draw) for seed, draw in order_of(range(4), 1))
+        return (train_pair(job, patch, seed) for seed in range(4))
 
     *_, ruined = compare(trained(ruin), planned=4)
     assert ruined.verdict is QualityVerdict.LOST

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from loka.bench.cells import Cell, Errors, MeasuredStep, cell_of, decibels
-from loka.bench.device import LONGEST_FAILURE, describe
+from loka.bench.device import LONGEST_FAILURE
 from loka.bench.timing import Timing
-from loka.errors import InputError
 
 
 def test_decibels_are_bounded_and_of_finite_signals() -> None:
@@ -50,7 +49,3 @@ def test_ctrl_c_is_no_failure_of_a_variant() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         cell_of("work", "work", "peer", interrupted, print)
-
-
-def test_errors_of_peers_are_described_on_one_line() -> None:
-    assert describe(InputError("a\n  b")) == "InputError: a b"

@@ -58,12 +58,6 @@ REPORT = ModelReport(
 )
 
 
-def test_medians_and_shares_are_of_the_rounds() -> None:
-    found = figures(10.0)
-    assert (found.step_ms, found.host_ms, found.reached) == (10.0, 1.0, 0.5)
-    assert MODEL.samples_per_second(found) == 409600.0
-
-
 def test_ratios_are_of_the_same_round() -> None:
     base = (RoundTiming(10.0, 1.0), RoundTiming(30.0, 1.0), RoundTiming(10.0, 1.0))
     own = (RoundTiming(5.0, 1.0), RoundTiming(15.0, 1.0), RoundTiming(1.0, 1.0))
@@ -95,12 +89,6 @@ def test_every_figure_has_a_line_and_the_loop_comes_first() -> None:
     assert [(row[0], row[1]) for row in rows[3:]] == [("captured", "bf16")]
 
 
-def test_columns_without_figures_are_left_out() -> None:
-    bare = replace(MODEL, outcomes=(outcome(LOOP, "bf16", replace(figures(10.0), bound_ms=None, kernels=None)),))
-    ((_, (_, (columns, _))),) = sections(REPORT, bare)
-    assert columns == ("launch", "variant", "step ms", "ratio", "host ms", "peak MiB", "samples/s", "rounds")
-
-
 def test_the_page_says_what_was_measured_and_what_was_not() -> None:
     page = to_markdown(REPORT)
     assert heading(MODEL) in page
@@ -111,14 +99,6 @@ def test_the_page_says_what_was_measured_and_what_was_not() -> None:
     failed = replace(REPORT, models=(MeasuredModel("a", "b:c", 8, (), failure="no module"),))
     assert "Nothing was measured: no module" in to_markdown(failed)
     assert "Not measured" not in to_markdown(failed)
-
-
-def test_a_later_outcome_takes_the_place_of_an_earlier_one() -> None:
-    model = MODEL.with_outcome(outcome(LOOP, "bf16", figures(9.0)))
-    assert len(model.outcomes) == len(MODEL.outcomes)
-    found = model.found(LOOP, "bf16")
-    assert found is not None
-    assert found.figures == figures(9.0)
 
 
 def test_files_hold_every_round(tmp_path: Path) -> None:

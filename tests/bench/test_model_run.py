@@ -125,8 +125,9 @@ def test_a_first_look_comes_before_the_rounds(subject: ModelSubject) -> None:
 @pytest.mark.slow
 def test_graphs_are_the_compilers_or_of_the_whole_step(subject: ModelSubject) -> None:
     device = CpuBench()
-    outcomes(subject, "bf16-eager,tf32", StepBlock(AUTOCAST, True, StepLaunch.REDUCE_OVERHEAD), device)
-    assert (device.compiled_modes, device.captures) == (["reduce-overhead"] * 2, 0)
+    names = "bf16-eager,tf32,bf16-max-autotune"
+    outcomes(subject, names, StepBlock(AUTOCAST, True, StepLaunch.REDUCE_OVERHEAD), device)
+    assert (device.compiled_modes, device.captures) == (["reduce-overhead"] * 2 + ["max-autotune"], 0)
     device = CpuBench()
     outcomes(subject, "bf16-eager,tf32", StepBlock(AUTOCAST, False, StepLaunch.CAPTURED), device)
     assert (device.compiled_modes, device.captures) == ([None, None], 3)

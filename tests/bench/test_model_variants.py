@@ -6,7 +6,6 @@ import pytest
 
 from loka.bench.model.model_variants import (
     MODEL_BASELINE,
-    MODEL_NAMES,
     MODEL_VARIANTS,
     Casting,
     StepBlock,
@@ -17,21 +16,7 @@ from loka.bench.model.model_variants import (
 )
 from loka.errors import InputError
 
-BY_NAME = {variant.name: variant for variant in MODEL_VARIANTS}
 LOOP, GRAPHS, CAPTURED = StepLaunch
-
-
-def test_no_model_eager_as_a_whole_has_graphs_of_its_parts() -> None:
-    without = {variant.name for variant in MODEL_VARIANTS if GRAPHS not in variant.launches}
-    assert without == {name for name in MODEL_NAMES if name.endswith("-eager")}
-    assert all({LOOP, CAPTURED} <= set(variant.launches) for variant in MODEL_VARIANTS)
-
-
-def test_only_reduce_overhead_lets_the_compiler_make_graphs() -> None:
-    modes = {name: [BY_NAME[name].compile_mode(launch) for launch in StepLaunch] for name in ("bf16", "loka-fp8")}
-    assert modes == {"bf16": [None, "reduce-overhead", None], "loka-fp8": [None, "reduce-overhead", None]}
-    tuned = [BY_NAME["bf16-max-autotune"].compile_mode(launch) for launch in StepLaunch]
-    assert tuned == ["max-autotune-no-cudagraphs", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
 def test_the_baseline_is_measured_whatever_is_chosen() -> None:
@@ -58,19 +43,6 @@ def test_modes_launches_and_castings_are_chosen_by_name() -> None:
         "infer autocast loop",
         "infer bfloat16 loop",
     ]
-
-
-@pytest.mark.parametrize(
-    ("only", "casting", "message"),
-    [
-        ("trian", None, "--only: there is no 'trian'.*did you mean train"),
-        (" , ", None, "--only: names none"),
-        (None, "fp16", "--casting: there is no 'fp16'; there are autocast, bfloat16"),
-    ],
-)
-def test_other_names_are_refused(only: str | None, casting: str | None, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        chosen_blocks(only, casting)
 
 
 def test_the_baseline_is_measured_first_and_tuning_last() -> None:

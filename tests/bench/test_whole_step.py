@@ -22,7 +22,6 @@ from loka.bench.model.whole_step import (
 )
 from loka.errors import InputError
 from loka.model.build_model import BuiltModel, build_model
-from loka.model.inputs import tensors_in
 from loka.mods.policy_loader import load_policy
 from loka.policy.policy import Policy
 
@@ -173,12 +172,6 @@ def test_inputs_are_copied_in_the_dtype_and_ask_for_a_gradient_where_the_origina
     plain = Example((torch.ones(2), [torch.ones(1), "text"]), {})
     assert plain.fresh("cpu", torch.float32, training=True).leaves == []
     assert plain.fresh("cpu", torch.float32, training=True).args[1][1] == "text"
-
-
-def test_tensors_are_found_in_order_wherever_they_are() -> None:
-    values = [torch.tensor(float(index)) for index in range(4)]
-    nested = {"a": values[0], "b": (values[1], [values[2], None]), "c": values[3], "d": 5}
-    assert [float(value) for value in tensors_in(nested)] == [0.0, 1.0, 2.0, 3.0]
 
 
 DICTS = """\

@@ -61,9 +61,9 @@ def test_a_report_is_a_page_or_the_file_it_went_to(shop, loka):
     found = json.loads(loka("report", shop.policy, "--json").out)
     assert list(found) == ["name", "written", "page"]
     assert found == {"name": "shop", "written": None, "page": loka("report", shop.policy).out}
-    ran = loka("report", shop.policy, "-o", "shop.html", "--json")
-    assert json.loads(ran.out) == {"name": "shop", "written": "shop.html", "page": None}
-    assert (shop.folder / "shop.html").is_file()
+    ran = loka("report", shop.policy, "-o", "pages/shop.md", "--json")
+    assert json.loads(ran.out) == {"name": "shop", "written": "pages/shop.md", "page": None}
+    assert (shop.folder / "pages/shop.md").read_text(encoding="utf-8") == found["page"]
 
 
 def test_the_schema_is_itself_or_the_file_it_went_to(shop, loka):

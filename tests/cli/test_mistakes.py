@@ -51,6 +51,7 @@ VERBS = {
     "report": ["report", "{policy}"],
     "train": ["train", "{policy}"],
     "compare": ["compare", "{policy}"],
+    "probe": ["probe", "{policy}"],
 }
 
 
@@ -119,21 +120,6 @@ def test_training_callables_that_raise_are_told_without_a_traceback(field, line,
         err = refuse(verb, policy)
         assert re.match(rf"{policy}:\d+:\d+: train: seed \d+, step 1: training raised {kind}: ", err.splitlines()[-1])
         assert f"late.py:{line}; correct it there" in err
-
-
-def test_two_heads_are_refused_before_training(shop, loka, refuse, policy_text):
-    shop.write_module(
-        "heads",
-        "import shopmodel\n\n\nclass Heads(shopmodel.Shop):\n    def forward(self, x):\n"
-        "        click = super().forward(x)\n        return click, -click\n\n\n"
-        "def loss(output, target):\n    raise ValueError('a step was trained')\n",
-    )
-    policy = shop.write_policy(
-        policy_text.replace("shopmodel:build", "heads:Heads").replace("shopmodel:loss", "heads:loss")
-    )
-    assert loka("generate", policy).status == 0
-    for verb in ("train", "compare"):
-        assert "not a tuple of (256,) and (256,) for a target of (256,)" in refuse(verb, policy)
 
 
 def test_a_fault_of_loka_in_training_keeps_its_traceback(shop, loka, monkeypatch):

@@ -80,14 +80,6 @@ def test_what_is_merged_has_no_changes_of_ne_and_a_single_profile_keeps_them(sho
     assert all(site.ne == () for site in profile_file.load_profile(shop.folder / SUMMARY).sites)
 
 
-def test_options_that_contradict(shop, loka, policy_text):
-    shop.write_policy(policy_text)
-    for options in (("--check", "--ne-batches", "2"), ("--from", "x", "--ne-batches", "2")):
-        ran = loka("probe", shop.policy, "--draws", "2", *options)
-        assert ran.status == 2
-        assert "--ne-batches" in ran.err
-
-
 def test_when_time_is_up_the_largest_sites_have_been_measured(shop, loka, policy_text, monkeypatch):
     monkeypatch.setattr(probe_run, "NE_SECONDS", 0.0)
     ran, profile = probed(shop, loka, policy_text)

@@ -37,6 +37,8 @@ def told(err, *words):
         (["--from", "a", "--device", "cpu"], ["leave out --device"]),
         (["--check", "-o", "x"], ["--check writes nothing"]),
         (["--check", "--draws", "8"], ["leave out --draws"]),
+        (["--check", "--ne-batches", "2"], ["leave out --ne-batches"]),
+        (["--from", "x", "--ne-batches", "2"], ["leave out --ne-batches"]),
         (["--draws", "1"], ["--draws"]),
         (["--check"], [f"{SUMMARY}: no such profile", "loka probe"]),
         (["--device", "tpu"], ["--device is 'tpu'"]),
@@ -50,16 +52,6 @@ def test_options_that_cannot_be_meant(arguments, words, shop, refuse):
 def test_a_folder_without_permission_is_known_before_training(shop, refuse):
     (shop.folder / "locked").mkdir(mode=0o500)
     told(refuse("probe", shop.policy, "-o", "locked/x.safetensors"), "no permission in")
-
-
-def test_a_policy_that_is_not_there_or_broken(shop, refuse, policy_text):
-    told(refuse("probe", "policies/absent.yaml"), "policies/absent.yaml: no such file")
-    policy = shop.write_policy(policy_text.replace("compute: fp8", "compute: fp9"))
-    told(refuse("probe", policy), f"{policy}:9:12: ")
-    policy = shop.write_policy(
-        policy_text[: policy_text.index("train:")] + policy_text[policy_text.index("defaults:") :]
-    )
-    told(refuse("probe", policy), f"{policy}:1:1: the policy has no train section; add")
 
 
 FLAT = (

@@ -8,20 +8,6 @@ import pytest
 
 
 @pytest.mark.slow
-def test_the_page_is_printed_or_written(shop, loka) -> None:
-    printed = loka("report", shop.policy)
-    assert printed.status == 0
-    assert printed.out.startswith("# shop: what was measured and decided\n")
-    assert "No evidence: the policy names no profile." in printed.out
-    assert "in FP8 without evidence: " in printed.out
-    written = loka("report", shop.policy, "-o", "pages/shop.md")
-    assert written.status == 0
-    assert written.out == ""
-    assert written.err.splitlines()[-1] == "wrote pages/shop.md"
-    assert (shop.folder / "pages/shop.md").read_text(encoding="utf-8") == printed.out
-
-
-@pytest.mark.slow
 def test_a_name_in_html_gets_a_page_of_html(shop, loka) -> None:
     (shop.folder / "shop.html").write_text("# shop: what was measured and decided\n", encoding="utf-8")  # of before
     for _ in range(2):  # the second replaces the first

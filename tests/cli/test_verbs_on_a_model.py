@@ -91,12 +91,6 @@ def test_generate_check_and_force(shop, loka):
     assert shop.files() == before
 
 
-def test_generate_into_another_folder(shop, loka):
-    assert loka("generate", shop.policy, "--out", "elsewhere/pkg").status == 0
-    assert (shop.folder / "elsewhere/pkg/manifest.json").is_file()
-    assert not (shop.folder / "generated").exists()
-
-
 def test_train_asks_for_a_generated_and_fresh_package(shop, loka, policy_text):
     ran = loka("train", shop.policy)
     assert ran.status == 1
@@ -135,14 +129,6 @@ def test_train_fails_where_a_planned_gemm_did_not_run(shop, loka, monkeypatch):
     assert ran.status == 1
     assert "planned FP8 GEMMs did not run" in ran.err
     assert "layers.0.down" in ran.err
-
-
-def test_schema_is_json_and_can_go_to_a_file(shop, loka):
-    text = loka("schema").out
-    assert json.loads(text)["$schema"].startswith("https://json-schema.org/")
-    ran = loka("schema", "-o", "deep/schema.json")
-    assert (ran.status, ran.out) == (0, "")
-    assert (shop.folder / "deep/schema.json").read_text() == text
 
 
 def test_doctor_reports_versions_and_the_path(loka):

@@ -231,8 +231,3 @@ def compare(
         yield judgement
         if early and judgement.verdict is not QualityVerdict.UNDECIDED:
             return
-
-
-def order_of(seeds: Sequence[int], draws: int) -> tuple[tuple[int, int], ...]:
-    """The (seed, draw) of each pair, in the order that `compare` takes them."""
-    return tuple((seed, draw) for seed in seeds for draw in range(draws))

@@ -57,7 +57,7 @@ def command(
     gc.enable()
     if against == AGAINST[1] and budget is not None:
         raise InputError("--budget is what FP8 may lose; --against original compares without FP8: leave one out")
-    from loka.bench.quality.compare_quality import BUDGET_PERCENT, QualityVerdict, compare, order_of
+    from loka.bench.quality.compare_quality import BUDGET_PERCENT, QualityVerdict, compare
     from loka.cli.compare_run import Comparison, TimeLeft, open_comparison, pair_file, trained_pairs
     from loka.cli.output import Shown
     from loka.cli.tables.plan_table import show_speed
@@ -67,7 +67,7 @@ def command(
     labels, original = opened.labels, opened.labels is ORIGINAL
     if not original:
         _check_not_tuned(opened.policy, first_seed, seeds)
-    order = order_of(range(first_seed, first_seed + seeds), draws)
+    order = [(seed, draw) for seed in range(first_seed, first_seed + seeds) for draw in range(draws)]
     budget_percent = BUDGET_PERCENT if budget is None else budget
     file = pair_file(opened, first_seed, runs, None if original else budget_percent)
     if len(file):
