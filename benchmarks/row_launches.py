@@ -29,7 +29,6 @@ from benchmarks.study import run_study, tell
 from loka.bench.machine import device_here, require_gpu
 from loka.bench.record.gemm_parts import PreparedCall
 from loka.bench.record.producer_parts import Producers, specs_of
-from loka.bench.results import write_text
 from loka.bench.timing import LAUNCHES, rotations, size_of, time_step
 from loka.devices.spec import DeviceSpec, RowLaunch
 from loka.errors import LokaError
@@ -38,6 +37,7 @@ from loka.kernels.fused.norm.norm_values import configuration
 from loka.kernels.fused.rendering import OPERATORS_FILE, render, render_files
 from loka.kernels.measurements.part_bounds import START_US, bound_us
 from loka.kernels.measurements.parts import RENDERED, Part, PartKind
+from loka.paths import write_file
 from loka.templating.templates import load_templates
 
 # The table of `RowLaunches` that a part's kernels are launched by, its kind, what it writes and what is around it.
@@ -294,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def study() -> str:
         require_gpu()
         found = sweep(options.widths, options.jobs, options.seconds)
-        write_text(options.output, json.dumps([asdict(each) for each in found], indent=1))
+        write_file(options.output, json.dumps([asdict(each) for each in found], indent=1))
         return f"A kernel of one element takes {empty_us():.2f} us.\n\n{table(found, device_here())}"
 
     return run_study(study)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import Callable
 from io import BufferedReader
 from pathlib import Path
@@ -87,3 +88,31 @@ def resolved_path(path: Path) -> Path:
     if device:
         raise InputError(f"{path}: cannot be written: it is a device or a pipe, no file; choose another place")
     return Path(os.path.realpath(path))
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file atomically, creating its directory.
+
+    Raises InputError if the directory or file cannot be written, or the path is a device.
+    """
+    try:
+        place = resolved_path(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, place)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot be written ({reason}); free space, or choose another place") from error
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -10,8 +10,8 @@ from benchmarks.ablation.ablation_targets import FACTORY, JudgedTarget, judged
 from benchmarks.ablation.ablation_unit import Mode, UnitOutcome
 from benchmarks.ablation.rows_columns import NONE, AblationRow, Column
 from loka.bench.machine import Environment
-from loka.bench.markdown import Table, markdown_table
-from loka.bench.results import NOTHING, plain_head, stem_of, without_empty, write_report
+from loka.bench.markdown import Table
+from loka.bench.results import NOTHING, Chapter, markdown_page, plain_head, stem_of, without_empty, write_report
 
 MODES = {"train": "one training step", "infer": "one inference"}
 ON_GPU = (
@@ -156,17 +156,12 @@ def notes(ablation: Ablation) -> list[str]:
     return notes
 
 
-def heading(ablation: Ablation) -> str:
-    """The model, its batch size and the machine."""
-    return f"{ablation.factory} at batch size {ablation.batch}. {ablation.environment}."
-
-
 def to_markdown(ablation: Ablation) -> str:
     """The ablation as a Markdown page."""
-    parts = [f"# Ablation of the mods of {ablation.name}, {ablation.date}", f"`{ablation.command}`", heading(ablation)]
-    for title, table in tables(ablation):
-        parts += [f"## {title[0].upper()}{title[1:]}", markdown_table(table)]
-    return "\n\n".join([*parts, *notes(ablation)]) + "\n"
+    title = f"Ablation of the mods of {ablation.name}, {ablation.date}"
+    about = f"{ablation.factory} at batch size {ablation.batch}. {ablation.environment}."
+    chapters = [Chapter(f"{title[0].upper()}{title[1:]}", (table,)) for title, table in tables(ablation)]
+    return markdown_page(title, ablation.command, about, chapters, notes(ablation))
 
 
 def to_plain(ablation: Ablation) -> dict[str, object]:

@@ -15,10 +15,11 @@ from pathlib import Path
 from benchmarks.crossover import crossover
 from benchmarks.crossover.crossover_plot import plot
 from benchmarks.study import run_study
-from loka.bench.results import usable_folder, write_text
+from loka.bench.results import usable_folder
 from loka.devices.targets import DEFAULT_TARGET, GPU_TARGETS
 from loka.errors import InputError
 from loka.kernels.measurements.lookup import Measurements
+from loka.paths import write_file
 
 
 def draw(file: str, target: str, out: Path, as_json: bool) -> str:
@@ -37,7 +38,7 @@ def draw(file: str, target: str, out: Path, as_json: bool) -> str:
     page, picture = (out / f"crossover-{known.date[:10]}.{suffix}" for suffix in ("md", "svg"))
     command = f"python -m benchmarks.crossover {Path(file).name}"
     source = f"From {known.name}, measured until {known.date}, by `{command}`"
-    write_text(page, crossover.to_markdown(found, str(known.machine), source))
+    write_file(page, crossover.to_markdown(found, str(known.machine), source))
     plot(found, known.machine.device, picture)
     if as_json:
         plain = {

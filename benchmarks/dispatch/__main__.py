@@ -22,9 +22,10 @@ from benchmarks.region.region import parse_shape
 from benchmarks.study import run_study, tell
 from loka.bench.machine import require_gpu
 from loka.bench.options import check_seconds, listed
-from loka.bench.results import usable_folder, write_text
+from loka.bench.results import usable_folder
 from loka.devices.targets import DEFAULT_TARGET, GPU_TARGETS
 from loka.kernels.measurements.lookup import Measurements
+from loka.paths import write_file
 
 LINES, PAGE = "dispatch.jsonl", "dispatch.md"
 
@@ -43,7 +44,7 @@ def compare(options: argparse.Namespace) -> str:
     usable_folder(options.out)
     lines = run_dispatch(options.out / LINES, known, shapes, variants, tell, lambda: time.monotonic() > end)
     page = to_markdown(lines, str(known.machine), f"By {known.name}, measured until {known.date}")
-    write_text(options.out / PAGE, page)
+    write_file(options.out / PAGE, page)
     if options.json:
         return json.dumps({"lines": [asdict(line) for line in lines]}, indent=2, allow_nan=False)
     return f"{page}\nwrote {options.out / LINES} and {options.out / PAGE}"

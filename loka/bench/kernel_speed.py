@@ -20,6 +20,7 @@ from loka.bench.cells import Cell, Errors, MeasuredStep, cell_of, decibels
 from loka.bench.machine import device_here, environment, require_gpu
 from loka.bench.options import did_you_mean, listed
 from loka.bench.packages import Workshop
+from loka.bench.record.check_numbers import results_of
 from loka.bench.results import METHOD, BenchReport, Section, usable_folder, utc_minute
 from loka.bench.roofline import Peaks, bytes_us
 from loka.bench.timing import SEED, Progress, rotations, size_of, time_call
@@ -167,8 +168,8 @@ def _cell(case: KernelCase, rows: int, width: int, module: ModuleType, peaks: Pe
         call = getattr(module, spec.function)
         torch.manual_seed(SEED)
         first = case.arguments(rows, width)
-        made = _tuple(call(*first))
-        ours, expected = (first_value(spec.results, results) for results in (made, _tuple(call.reference(*first))))
+        made = results_of(call(*first))
+        ours, expected = (first_value(spec.results, results) for results in (made, results_of(call.reference(*first))))
         agreement = Errors(decibels(ours, expected), None, "")
         read = size_of(first)
         sets = [first, *(case.arguments(rows, width) for _ in range(rotations(read) - 1))]
@@ -180,14 +181,10 @@ def _cell(case: KernelCase, rows: int, width: int, module: ModuleType, peaks: Pe
     return cell
 
 
-def first_value(names: Sequence[str], results: tuple[Tensor, ...]) -> Tensor:
+def first_value(names: Sequence[str], results: Sequence[Tensor]) -> Tensor:
     """The first result of a kernel in float32; FP8 values are dequantized if scales follow them."""
     first = results[0].float()
     return first * results[1] if tuple(names[:2]) == ("values", "scale") else first
-
-
-def _tuple(results: Any) -> tuple[Tensor, ...]:
-    return tuple(results) if isinstance(results, tuple | list) else (results,)
 
 
 def norm_arguments(

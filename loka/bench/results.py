@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
-import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +15,7 @@ from loka.bench.cells import Cell
 from loka.bench.machine import Environment
 from loka.bench.markdown import Table, code, escaped, markdown_table
 from loka.errors import InputError
-from loka.paths import resolved_path
+from loka.paths import write_file
 
 NOTHING = "-"
 METHOD = (
@@ -159,20 +157,38 @@ def percent(share: float | None) -> str:
     return NOTHING if share is None else f"{100 * share:.0f} %"
 
 
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """A part of a report for people: a title, a text ("" for none) and tables. `level`: of its heading in Markdown."""
+
+    title: str
+    tables: tuple[Table, ...] = ()
+    text: str = ""
+    level: int = 2
+
+
+def markdown_page(title: str, command: str, about: str, chapters: Iterable[Chapter], notes: Iterable[str]) -> str:
+    """A report as a Markdown page; `about` says where it is from."""
+    parts = [f"# {title}", code(command), escaped(about)]
+    for chapter in chapters:
+        heading = f"{chapter.title[:1].upper()}{chapter.title[1:]}" if chapter.level > 2 else chapter.title
+        parts += [f"{'#' * chapter.level} {escaped(heading)}", *filter(None, [escaped(chapter.text)])]
+        parts += map(markdown_table, chapter.tables)
+    return "\n\n".join([*parts, *notes]) + "\n"
+
+
+def chapters(report: BenchReport) -> list[Chapter]:
+    """A chapter a section: times side by side where there are several variants, and every detail."""
+    return [
+        Chapter(each.title, (side_by_side(each), details(each)) if len(variants_of(each)) > 1 else (details(each),))
+        for each in report.sections
+    ]
+
+
 def to_markdown(report: BenchReport) -> str:
     """The report as a Markdown page."""
-    parts = [
-        f"# {report.program}, {report.date}",
-        code(report.command),
-        escaped(f"{report.environment}."),
-    ]
-    for section in report.sections:
-        parts.append(f"## {escaped(section.title)}")
-        if len(variants_of(section)) > 1:
-            parts.append(markdown_table(side_by_side(section)))
-        parts.append(markdown_table(details(section)))
-    parts += report.notes
-    return "\n\n".join(parts) + "\n"
+    title = f"{report.program}, {report.date}"
+    return markdown_page(title, report.command, f"{report.environment}.", chapters(report), report.notes)
 
 
 def to_plain(report: BenchReport) -> dict[str, object]:
@@ -231,24 +247,11 @@ def usable_folder(folder: Path) -> None:
 def write_report(folder: Path, stem: str, plain: dict[str, object], page: str) -> tuple[Path, Path]:
     """Write STEM.json and STEM.md into an existing folder, each atomically. Raises InputError."""
     paths = folder / f"{stem}.json", folder / f"{stem}.md"
-    write_text(paths[0], json.dumps(plain, indent=2, allow_nan=False) + "\n")
-    write_text(paths[1], page)
+    write_file(paths[0], json.dumps(plain, indent=2, allow_nan=False) + "\n")
+    write_file(paths[1], page)
     return paths
 
 
 def write_files(report: BenchReport, folder: Path) -> tuple[Path, Path]:
     """Write a report into an existing folder. Raises InputError."""
     return write_report(folder, report.stem, to_plain(report), to_markdown(report))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically. Raises InputError."""
-    place = resolved_path(path)
-    temporary = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        temporary.replace(place)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another folder with -o") from error

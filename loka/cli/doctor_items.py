@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
-from importlib import metadata, util
+from importlib import util
 
 import torch
 
+from loka.bench.machine import version_of
 from loka.devices.targets import GPU_TARGETS, TargetDevice
 from loka.errors import InputError
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, Kernel
@@ -35,21 +36,7 @@ class Item:
     note: str
 
 
-@dataclass(frozen=True, slots=True)
-class Optional:
-    """An optional library."""
-
-    name: str
-    module: str
-    distributions: tuple[str, ...]  # any of these provides the module
-    use: str
-    install: str
-
-
-LIBRARIES = (
-    Optional("torchao", "torchao", ("torchao",), "peer to compare with", "pip install 'loka[torchao]'"),
-    Optional("torchrec", "torchrec", ("torchrec",), "models of torchrec", "pip install 'loka[torchrec]'"),
-)
+LIBRARIES = {"torchao": "peer to compare with", "torchrec": "models of torchrec"}  # extras of LoKA, and their use
 
 
 def examine() -> tuple[Item, ...]:
@@ -61,7 +48,7 @@ def examine() -> tuple[Item, ...]:
         _torch(),
         _triton(),
         *_devices(capabilities),
-        *(_library(library) for library in LIBRARIES),
+        *(_library(*library) for library in LIBRARIES.items()),
         *(_kernel(kernel) for kernel in GEMM_KERNELS),
         _path(capabilities),
     )
@@ -78,7 +65,7 @@ def _torch() -> Item:
 
 
 def _triton() -> Item:
-    version = _distribution_version(("triton", "pytorch-triton"))
+    version = version_of("triton", "pytorch-triton")
     if version is None:
         return Item("triton", "missing", "", "not needed without a GPU; comes with torch on Linux")
     return _version_item("triton", version, "pip install 'triton>=3.6'")
@@ -104,11 +91,11 @@ def _devices(capabilities: list[tuple[int, int]]) -> list[Item]:
     return items
 
 
-def _library(library: Optional) -> Item:
-    version = _distribution_version(library.distributions)
-    if not _has_module(library.module):
-        return Item(library.name, "missing", version or "", f"{library.use}: {library.install}")
-    return Item(library.name, "ok", version or "installed", library.use)
+def _library(name: str, use: str) -> Item:
+    version = version_of(name)
+    if util.find_spec(name) is None:
+        return Item(name, "missing", version or "", f"{use}: pip install 'loka[{name}]'")
+    return Item(name, "ok", version or "installed", use)
 
 
 def _kernel(kernel: Kernel) -> Item:
@@ -117,25 +104,6 @@ def _kernel(kernel: Kernel) -> Item:
     reason = kernel.unavailable_reason()
     note = "can run here" if reason is None else f"cannot run here: {reason}"
     return Item(f"kernel {kernel.name}", "ok" if reason is None else "missing", version or "", note)
-
-
-def _has_module(name: str) -> bool:
-    parent = name.partition(".")[0]
-    if util.find_spec(parent) is None:
-        return False
-    try:
-        return parent == name or util.find_spec(name) is not None
-    except (ImportError, OSError):  # finding a submodule imports its parent, whose native libraries may not load
-        return False
-
-
-def _distribution_version(names: tuple[str, ...]) -> str | None:
-    for name in names:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
 
 
 def _path(capabilities: list[tuple[int, int]]) -> Item:

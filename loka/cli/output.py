@@ -7,13 +7,11 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -21,7 +19,6 @@ import typer
 
 from loka.cli.table_layout import table_lines, wrapped
 from loka.errors import InputError
-from loka.paths import resolved_path
 from loka.policy.problems import printable
 
 if TYPE_CHECKING:
@@ -123,34 +120,6 @@ def check_not_own(path: str, own: Iterable[str | os.PathLike[str]]) -> None:
     for each in own:
         if os.path.exists(path) and os.path.exists(each) and os.path.samefile(path, each):
             raise InputError(f"-o: {path} is a file of the policy, which the result would replace; name another")
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a file atomically, creating its directory.
-
-    Raises InputError if the directory or file cannot be written, or the path is a device.
-    """
-    try:
-        place = resolved_path(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, place)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path}: cannot be written ({reason}); free space, or choose another place") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 LINE_EVERY = 10.0  # seconds between plain lines

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
 import inspect
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -12,12 +10,10 @@ import pytest
 import torch
 
 from loka.bench import kernel_speed, library_gemms
-from loka.bench.cells import decibels
 from loka.bench.kernel_speed import CASES, FAMILIES, GEMM, SHAPES, KernelCase
-from loka.bench.library_gemms import GEMMS, LibraryGemm
 from loka.bench.packages import Workshop
-from loka.bench.peers import PeerMissingError
-from loka.bench.roofline import peaks_of
+from loka.bench.record.gemm_parts import Gemms
+from loka.bench.roofline import GemmMath, peaks_of, product_us
 from loka.bench.timing import Timing, rotations, size_of
 
 
@@ -90,39 +86,19 @@ def _place_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, name, made)
 
 
-@pytest.mark.parametrize("gemm", [gemm for gemm in GEMMS if not gemm.fbgemm], ids=lambda gemm: gemm.name)
-def test_every_gemm_is_the_same_product(gemm: LibraryGemm) -> None:
-    torch.manual_seed(0)
-    a, b = library_gemms.operands(64, 32, 128, "cpu")
-    found = library_gemms.call_of(gemm)(*library_gemms.arguments_of(gemm, a, b))
-    assert found.shape == (64, 32)
-    assert found.dtype == torch.bfloat16
-    error = decibels(found, a.double() @ b.double().t())
-    assert error is not None
-    assert error > (25 if gemm.scaling else 45)
-
-
-def test_fbgemm_takes_vectors_of_scales_and_keywords(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-
-    def rowwise(a: Any, b: Any, scale_a: Any, scale_b: Any, use_fast_accum: bool) -> None:
-        seen.extend([a.shape, b.shape, scale_a.shape, scale_b.shape, use_fast_accum])
-
-    monkeypatch.setattr(library_gemms, "fbgemm_rowwise", lambda: rowwise)
-    gemm = next(gemm for gemm in GEMMS if gemm.fbgemm)
-    library_gemms.call_of(gemm)(*library_gemms.arguments_of(gemm, *library_gemms.operands(64, 32, 128, "cpu")))
-    assert seen == [(64, 128), (32, 128), (64,), (32,), True]
-
-
-def test_without_fbgemm_its_cell_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = builtins.__import__
-
-    def missing(name: str, *rest: Any) -> Any:
-        if name.startswith("fbgemm_gpu"):
-            raise ImportError("no such library")
-        return original(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
-    monkeypatch.delitem(sys.modules, "fbgemm_gpu", raising=False)
-    with pytest.raises(PeerMissingError, match=r"FBGEMM GenAI is not installed \(no such library\)"):
-        library_gemms.call_of(next(gemm for gemm in GEMMS if gemm.fbgemm))
+def test_gemms_of_libraries_are_measured_as_recordings_measure_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, where FBGEMM's has a reference too; arguments rotate, and BF16 is the baseline."""
+    monkeypatch.setattr(library_gemms, "Gemms", lambda: Gemms("cpu"))
+    monkeypatch.setattr(library_gemms, "SHAPES", ((64, 32, 128),))
+    monkeypatch.setattr(library_gemms, "time_call", lambda call, sets: Timing(len(sets), 1.0, 1.0, 1))
+    peaks = peaks_of("NVIDIA H100 80GB HBM3")
+    section = library_gemms.run_gemms(library_gemms.NAMES, peaks, lambda line: None)
+    assert [cell.failure for cell in section.cells] == [""] * len(library_gemms.NAMES)
+    by_name = {cell.variant: cell for cell in section.cells}
+    for name, cell in by_name.items():
+        assert cell.errors.output > (25 if name != "bf16" else 45)
+    assert by_name["bf16"].timing.median_us == rotations(2 * 128 * (64 + 32))
+    for name, precision in (("bf16", GemmMath.BF16), ("scaled-mm-rowwise", GemmMath.FP8)):
+        assert by_name[name].bound_us == pytest.approx(product_us(64, 32, 128, precision, peaks))
+    few = library_gemms.run_gemms(("bf16",), None, lambda line: None)
+    assert [(cell.variant, cell.bound_us) for cell in few.cells] == [("bf16", None)]

@@ -13,9 +13,9 @@ from loka.bench.model.model_report import (
     ModelReport,
     StepOutcome,
     VariantFigures,
+    chapters,
     heading,
     notes,
-    sections,
     to_markdown,
     to_plain,
     write_files,
@@ -68,8 +68,10 @@ def test_ratios_are_of_the_same_round() -> None:
 
 
 def test_times_stand_side_by_side_without_a_graph_first() -> None:
-    ((title, (times, _, failed)),) = sections(REPORT, MODEL)
-    assert title == "one training step, autocast to bfloat16, float32 parameters"
+    model, chapter = chapters(REPORT)
+    times, _, failed = chapter.tables
+    assert (model.title, model.text) == ("ranker", heading(MODEL))
+    assert chapter.title == "one training step, autocast to bfloat16, float32 parameters"
     assert times == (
         ("variant", "loop", "reduce-overhead", "captured"),
         [
@@ -82,7 +84,8 @@ def test_times_stand_side_by_side_without_a_graph_first() -> None:
 
 
 def test_every_figure_has_a_line_and_the_loop_comes_first() -> None:
-    ((_, (_, (columns, rows), _)),) = sections(REPORT, MODEL)
+    _, chapter = chapters(REPORT)
+    columns, rows = chapter.tables[1]
     assert columns[:6] == ("launch", "variant", "step ms", "ratio", "GPU ms", "host ms")
     assert rows[0] == ("loop", "bf16-eager", "20.00", "-", "-", "1.00", "-", "-", "204800", "-", "3")
     assert rows[2] == ("loop", "loka-fp8", "5.00", "2.000", "7.50", "1.00", "57", "1234", "819200", "100 %", "3")

@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from loka.bench.results import write_text
-from loka.cli.output import write_file
 from loka.errors import InputError
-from loka.paths import resolved_path
-
-WRITERS = {"of verbs": write_file, "of loka bench": write_text}
+from loka.paths import resolved_path, write_file
 
 
 @pytest.fixture
@@ -24,18 +20,16 @@ def pipe(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-def test_what_is_no_file_stays_what_it_is(writer, pipe):
+def test_what_is_no_file_stays_what_it_is(pipe):
     with pytest.raises(InputError, match=r"pipe: cannot be written: it is a device or a pipe, no file; choose another"):
-        WRITERS[writer](pipe, "text")
+        write_file(pipe, "text")
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert list(pipe.parent.iterdir()) == [pipe]
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-def test_a_link_stays_a_link(writer, tmp_path):
+def test_a_link_stays_a_link(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    WRITERS[writer](tmp_path / "link", "text")
+    write_file(tmp_path / "link", "text")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "file").read_text() == "text"
 

@@ -10,12 +10,20 @@ from pathlib import Path
 
 from loka.bench.device import KernelSum
 from loka.bench.machine import Environment
-from loka.bench.markdown import Table, code, escaped, markdown_table
+from loka.bench.markdown import Table
 from loka.bench.model.model_variants import MODEL_BASELINE, Casting, StepBlock
-from loka.bench.results import NOTHING, percent, plain_head, stem_of, without_empty, write_report
+from loka.bench.results import (
+    NOTHING,
+    Chapter,
+    markdown_page,
+    percent,
+    plain_head,
+    stem_of,
+    without_empty,
+    write_report,
+)
 from loka.bench.timing import RoundTiming
 
-TEXTS = ("variant", "launch", "why")  # columns of text; the others hold numbers
 CASTINGS = {
     Casting.AUTOCAST: "autocast to bfloat16, float32 parameters",
     Casting.BFLOAT16: "everything in bfloat16",
@@ -126,23 +134,27 @@ class ModelReport:
         return stem_of("model", self.date)
 
 
-def sections(report: ModelReport, model: MeasuredModel) -> Iterator[tuple[str, list[Table]]]:
-    """For each mode and casting a title, the times side by side, every figure, and what failed."""
-    kinds = dict.fromkeys((block.casting, block.training) for block in report.blocks)
-    for casting, training in kinds:
-        blocks = [block for block in report.blocks if (block.casting, block.training) == (casting, training)]
-        outcomes = [
-            found
-            for block in blocks
-            for name in report.variants
-            if (found := model.found(block, name)) is not None
-        ]  # fmt: skip
-        if not outcomes:
-            continue
-        what = "one training step" if training else "one inference"
-        tables = [side_by_side(report, model, blocks), details(model, outcomes)]
-        failed = [each for each in outcomes if each.figures is None]
-        yield f"{what}, {CASTINGS[casting]}", tables + ([failures(failed)] if failed else [])
+def chapters(report: ModelReport) -> Iterator[Chapter]:
+    """A chapter for each model, and below it one for each mode and casting: the times side by side, every figure, and
+    what failed.
+    """
+    for model in report.models:
+        yield Chapter(model.name, text=heading(model))
+        for casting, training in dict.fromkeys((block.casting, block.training) for block in report.blocks):
+            blocks = [block for block in report.blocks if (block.casting, block.training) == (casting, training)]
+            outcomes = [
+                found
+                for block in blocks
+                for name in report.variants
+                if (found := model.found(block, name)) is not None
+            ]  # fmt: skip
+            if not outcomes:
+                continue
+            what = "one training step" if training else "one inference"
+            tables = [side_by_side(report, model, blocks), details(model, outcomes)]
+            failed = [each for each in outcomes if each.figures is None]
+            tables += [failures(failed)] if failed else []
+            yield Chapter(f"{what}, {CASTINGS[casting]}", tuple(tables), level=3)
 
 
 def side_by_side(report: ModelReport, model: MeasuredModel, blocks: list[StepBlock]) -> Table:
@@ -221,12 +233,8 @@ def notes(report: ModelReport) -> list[str]:
 
 def to_markdown(report: ModelReport) -> str:
     """The report as a Markdown page."""
-    parts = [f"# loka bench model, {report.date}", code(report.command), escaped(f"{report.environment}.")]
-    for model in report.models:
-        parts += [f"## {escaped(model.name)}", escaped(heading(model))]
-        for title, tables in sections(report, model):
-            parts += [f"### {title[0].upper()}{title[1:]}", *map(markdown_table, tables)]
-    return "\n\n".join([*parts, *notes(report)]) + "\n"
+    title = f"loka bench model, {report.date}"
+    return markdown_page(title, report.command, f"{report.environment}.", chapters(report), notes(report))
 
 
 def to_plain(report: ModelReport) -> dict[str, object]:

@@ -7,7 +7,6 @@ import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 
 import torch
@@ -64,8 +63,6 @@ class ModelJob:
     policies: tuple[Policy | str, ...]  # the names of those that are the zoo's
     variants: tuple[ModelVariant, ...]
     blocks: tuple[StepBlock, ...]
-    batch: int | None
-    rounds: int
 
 
 def check(request: ModelRequest) -> ModelJob:
@@ -76,10 +73,10 @@ def check(request: ModelRequest) -> ModelJob:
     check_seconds(request.seconds)
     variants, blocks = chosen_variants(request.variants), chosen_blocks(request.only, request.casting)
     policies = tuple(name if name in ZOO else load_policy(name) for name in names)
-    return ModelJob(policies, variants, blocks, request.batch, ROUNDS if request.rounds is None else request.rounds)
+    return ModelJob(policies, variants, blocks)
 
 
-def run(request: ModelRequest, out: Path, progress: Progress, now: datetime | None = None) -> ModelReport:
+def run(request: ModelRequest, out: Path, progress: Progress) -> ModelReport:
     """Check a request and measure it on the current GPU; the files in `out` are rewritten with every outcome.
 
     Raises InputError for an invalid request, without a GPU, and if `out` is not writable.
@@ -87,17 +84,17 @@ def run(request: ModelRequest, out: Path, progress: Progress, now: datetime | No
     job = check(request)
     require_gpu()
     usable_folder(out)
-    limits = RunLimits(job.rounds, time.monotonic() + request.seconds)
+    limits = RunLimits(ROUNDS if request.rounds is None else request.rounds, time.monotonic() + request.seconds)
     device, peaks = BenchDevice(), roofline.peaks_of(torch.cuda.get_device_name())
     variants = tuple(variant.name for variant in job.variants)
-    report = ModelReport(request.command(), utc_minute(now), environment(), job.blocks, variants, ())
+    report = ModelReport(request.command(), utc_minute(), environment(), job.blocks, variants, ())
     for each in job.policies:
         if limits.left <= 0:
             progress(f"no time is left for {each if isinstance(each, str) else each.name} and what follows")
             break
         done = report.models
         with current_directory_importable(), Workshop() as workshop, device.session():
-            for model in _model(each, job, workshop, device, peaks, limits, progress):
+            for model in _model(each, job, request.batch, workshop, device, peaks, limits, progress):
                 report = replace(report, models=(*done, model))
                 write_files(report, out)
     return report
@@ -106,6 +103,7 @@ def run(request: ModelRequest, out: Path, progress: Progress, now: datetime | No
 def _model(
     given: Policy | str,
     job: ModelJob,
+    batch: int | None,
     workshop: Workshop,
     device: BenchDevice,
     peaks: roofline.Peaks | None,
@@ -114,8 +112,8 @@ def _model(
 ) -> Iterator[MeasuredModel]:
     """One model so far, after every outcome."""
     policy = load_policy(workshop.write(f"{given}.yaml", zoo_policy(given))) if isinstance(given, str) else given
-    if job.batch is not None:
-        policy = replace(policy, model=replace(policy.model, batch_size=job.batch))
+    if batch is not None:
+        policy = replace(policy, model=replace(policy.model, batch_size=batch))
     model = MeasuredModel(
         policy.name,
         policy.model.factory,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,11 +15,12 @@ from loka.cli.output import Json, note, print_json, print_table
 from loka.devices.targets import DEFAULT_TARGET
 
 if TYPE_CHECKING:
-    from loka.bench.markdown import Table
+    from loka.bench.machine import Environment
     from loka.bench.model.model_request import ModelRequest
-    from loka.bench.results import BenchReport
+    from loka.bench.results import Chapter
 
 NAME = "bench"
+TEXTS = ("variant", "note", "why")  # columns of text after the first; the others hold numbers
 
 
 def command(
@@ -88,14 +90,14 @@ def command(
         _record_and_export(given, record, parts, policy, seconds, jobs, export, target, as_json)
         return
     from loka.bench.kernel_speed import run
-    from loka.bench.results import to_plain, write_files
+    from loka.bench.results import chapters, to_plain, write_files
 
     report = run(given, variants, out, note)
     written = write_files(report, out)
     if as_json:
         print_json(to_plain(report))
     else:
-        show(report)
+        show(report.command, report.environment, chapters(report), report.notes)
     note(f"wrote {written[0]} and {written[1]}")
 
 
@@ -144,32 +146,17 @@ def show_models(request: ModelRequest, out: Path, as_json: bool) -> None:
     if as_json:
         print_json(model_report.to_plain(found))
     else:
-        print(f"{found.command}\n{found.environment}")
-        for model in found.models:
-            print(f"\n{model.name}: {model_report.heading(model)}")
-            for title, tables in model_report.sections(found, model):
-                print(f"\n{title}")
-                for columns, rows in tables:
-                    print_table(columns, rows, numbers=[each for each in columns if each not in model_report.TEXTS])
-                    print()
-        print("\n".join(model_report.notes(found)))
+        show(found.command, found.environment, model_report.chapters(found), model_report.notes(found))
     note(f"wrote {out / found.stem}.json and .md" if found.models else "nothing was measured: no time was left")
 
 
-def show(report: BenchReport) -> None:
-    """Print times side by side and the details of each section."""
-    from loka.bench.results import details, side_by_side, variants_of
-
-    print(f"{report.command}\n{report.environment}")
-    for section in report.sections:
-        print(f"\n{section.title}")
-        if len(variants_of(section)) > 1:
-            _print(side_by_side(section))
-            print()
-        _print(details(section))
-    print("\n" + "\n".join(report.notes))
-
-
-def _print(table: Table) -> None:
-    columns, rows = table
-    print_table(columns, rows, numbers=columns[1:])
+def show(command: str, environment: Environment, chapters: Iterable[Chapter], notes: Iterable[str]) -> None:
+    """Print a report: its tables with their titles, and how to read them."""
+    print(f"{command}\n{environment}")
+    for chapter in chapters:
+        print(f"\n{chapter.title}{f': {chapter.text}' if chapter.text else ''}")
+        for place, (columns, rows) in enumerate(chapter.tables):
+            if place:
+                print()
+            print_table(columns, rows, numbers=[each for each in columns[1:] if each not in TEXTS])
+    print("\n" + "\n".join(notes))

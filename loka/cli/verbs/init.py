@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import Json, note, print_json, write_file
+from loka.cli.output import Json, note, print_json
 from loka.cli.verbs.schema import schema_text
+from loka.paths import write_file
 
 NAME = "init"
 

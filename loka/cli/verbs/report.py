@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, announce_plan, check_not_own, note, print_json, write_file
+from loka.cli.output import Json, PolicyPath, announce_plan, check_not_own, note, print_json
 from loka.errors import InputError
-from loka.paths import check_replaceable
+from loka.paths import check_replaceable, write_file
 
 if TYPE_CHECKING:
     from loka.plan.planner import Planned

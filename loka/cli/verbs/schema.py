@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import Json, note, print_json, write_file
-from loka.paths import check_replaceable
+from loka.cli.output import Json, note, print_json
+from loka.paths import check_replaceable, write_file
 
 NAME = "schema"
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, note, print_json, print_line, print_table, write_file
+from loka.cli.output import Json, PolicyPath, note, print_json, print_line, print_table
+from loka.paths import write_file
 
 if TYPE_CHECKING:
     from loka.plan.tuning.candidates import Candidate
