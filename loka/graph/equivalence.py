@@ -17,7 +17,7 @@ import contextlib
 import copy
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
@@ -28,10 +28,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from loka.errors import InputError
+from loka.graph.capture.undisturbed import unchanged
 from loka.graph.differences import compare_leaves, compare_state, largest_magnitude, scattered
 from loka.graph.expression import text_of
 from loka.graph.guards import any_fails
-from loka.graph.ir import CannotTraceError, ForwardIR
+from loka.graph.ir import CannotTraceError, ForwardIR, Statement
 from loka.graph.trace.examples import ExampleCall, Examples, copy_tree, quiet
 from loka.model.callables import message_of
 
@@ -62,13 +63,8 @@ def difference(
 
     `copied` makes a copy of the module. The module's mode and torch's and Python's random states are restored.
     """
-    flags = [(child, child.training) for child in module.modules()]
-    try:
-        with torch.random.fork_rng(devices=[]), _python_random():
-            return _compare_all(forward, examples, copied, quick)
-    finally:
-        for child, flag in flags:
-            child.training = flag
+    with unchanged(module):
+        return _compare_all(forward, examples, copied, quick)
 
 
 @quiet()
@@ -85,20 +81,11 @@ def rounding_difference(
     Compares outputs, gradients (not if `quick`) and the random state, in training and evaluation, without autocast.
     With `contiguous`, outputs must be so where the module's own are.
     """
-    flags = [(child, child.training) for child in module.modules()]
-    try:
-        with torch.random.fork_rng(devices=[]), _python_random():
-            for training in (True, False):
-                ours, theirs = copied(), with_forward(copied(), forward)
-                ours.train(training)  # not chained: a model's own train() may return nothing
-                theirs.train(training)
-                found = _up_to_rounding(ours, theirs, examples, quick, contiguous)
-                if found is not None:
-                    return f"rewritten, it {found[0]} {_when(training, False, found[1])}"
-            return None
-    finally:
-        for child, flag in flags:
-            child.training = flag
+    for training in (True, False):
+        found = _up_to_rounding(module, forward, examples, copied, quick, contiguous, training)
+        if found is not None:
+            return f"rewritten, it {found}"
+    return None
 
 
 @quiet()
@@ -109,19 +96,14 @@ def linears_difference(
 
     The forward must have passed the equivalence check. Outputs must be contiguous where the module's own are.
     """
-    flags = [(child, child.training) for child in module.modules()]
-    try:
-        with torch.random.fork_rng(devices=[]), _python_random():
-            ours, theirs = copied(), with_forward(copied(), forward, rewritten=True)
-            ours.train(False)
-            theirs.train(False)
-            found = _up_to_rounding(ours, theirs, examples, quick, contiguous=True)
-    finally:
-        for child, flag in flags:
-            child.training = flag
-    return (
-        None if found is None else f"with its GEMMs written as linears, it {found[0]} {_when(False, False, found[1])}"
-    )
+    linears = replace(forward, statements=tuple(map(_as_linear, forward.statements)))
+    found = _up_to_rounding(module, linears, examples, copied, quick, contiguous=True, training=False)
+    return None if found is None else f"with its GEMMs written as linears, it {found}"
+
+
+def _as_linear(step: Statement) -> Statement:
+    call = step.call
+    return step if call is None else replace(step, value=call.linear(call.x, call.weight, call.bias))
 
 
 @quiet()
@@ -134,7 +116,7 @@ def float64_difference(forward: ForwardIR, examples: Examples, copied: Callable[
     if ours is None or theirs is None:
         return None
     with_forward(theirs, forward)
-    with torch.random.fork_rng(devices=[]), _python_random():
+    with unchanged(ours):
         for training in (True, False):
             ours.train(training)
             theirs.train(training)
@@ -179,7 +161,7 @@ def outputs_differ(
     A call that both refuse, or that the second refuses for a guard, is no difference; under autocast to bfloat16, nor
     is one that the first refuses. Random states are restored.
     """
-    with torch.random.fork_rng(devices=[]), _python_random():
+    with unchanged(ours), unchanged(theirs):
         a, b = (_run(each, call, autocast, Backward.NONE, gradients) for each in (ours, theirs))
     if b.error is not None and (a.error is not None or b.error == _OTHER_ARGUMENTS):
         return None
@@ -188,25 +170,19 @@ def outputs_differ(
     return _compare(a, b, rounding=8 * torch.finfo(torch.bfloat16).eps if autocast else _ROUNDING)
 
 
-def source(forward: ForwardIR, rewritten: bool = False) -> str:
-    """Python source of the forward; `rewritten`: each site's call is a torch.nn.functional.linear between its views.
-
-    It raises InputError where a guard fails.
-    """
+def source(forward: ForwardIR) -> str:
+    """Python source of the forward, which raises InputError where a guard fails."""
     lines = [f"def forward({', '.join(('self', *forward.arguments))}):"]
     if forward.guards:
         lines += [f"    if {any_fails(forward.guards)}:", "        raise dispatch.InputError('other arguments')"]
-    for statement in forward.statements:
-        call = statement.call if rewritten else None
-        value = statement.value if call is None else call.linear(call.x, call.weight, call.bias)
-        lines.append(f"    {statement.target} = {text_of(value)}")
+    lines += [f"    {statement.text()}" for statement in forward.statements]
     return "\n".join([*lines, f"    return {text_of(forward.result)}", ""])
 
 
-def with_forward(module: nn.Module, forward: ForwardIR, rewritten: bool = False) -> nn.Module:
+def with_forward(module: nn.Module, forward: ForwardIR) -> nn.Module:
     """The module with its class changed to one whose forward is the printed text."""
     scope: dict[str, Any] = {"torch": torch, "dispatch": SimpleNamespace(InputError=InputError)}
-    exec(compile(source(forward, rewritten), f"<forward of {forward.owner!r}>", "exec"), scope)  # noqa: S102 - own text
+    exec(compile(source(forward), f"<forward of {forward.owner!r}>", "exec"), scope)  # noqa: S102 - own text
     kind = type(module)
     module.__class__ = type(kind.__name__, (kind,), {"forward": scope["forward"]})
     return module
@@ -250,17 +226,27 @@ def _widened(value: Any) -> Any:
 
 
 def _up_to_rounding(
-    ours: nn.Module, theirs: nn.Module, examples: Examples, quick: bool, contiguous: bool
-) -> tuple[str, ExampleCall] | None:
-    """The first difference between two modules beyond rounding, and the call that showed it."""
-    coarsest = max((torch.finfo(p.dtype).eps for p in ours.parameters() if p.is_floating_point()), default=0.0)
-    for call in examples.calls:
-        backward = Backward.of(call, examples, quick)
-        a, b = (_run(m, call, autocast=False, backward=backward) for m in (ours, theirs))
-        found = _compare(a, b, rounding=max(_ROUNDING, 8 * coarsest))
-        found = scattered(a.outputs, b.outputs) if found is None and contiguous else found
-        if found is not None:
-            return found, call
+    module: nn.Module,
+    forward: ForwardIR,
+    examples: Examples,
+    copied: Callable[[], nn.Module],
+    quick: bool,
+    contiguous: bool,
+    training: bool,
+) -> str | None:
+    """The first difference of a forward from the module's own beyond rounding, and when it shows."""
+    coarsest = max((torch.finfo(p.dtype).eps for p in module.parameters() if p.is_floating_point()), default=0.0)
+    with unchanged(module):
+        ours, theirs = copied(), with_forward(copied(), forward)
+        ours.train(training)  # not chained: a model's own train() may return nothing
+        theirs.train(training)
+        for call in examples.calls:
+            backward = Backward.of(call, examples, quick)
+            a, b = (_run(m, call, autocast=False, backward=backward) for m in (ours, theirs))
+            found = _compare(a, b, rounding=max(_ROUNDING, 8 * coarsest))
+            found = scattered(a.outputs, b.outputs) if found is None and contiguous else found
+            if found is not None:
+                return f"{found} {_when(training, False, call)}"
     return None
 
 
@@ -374,12 +360,3 @@ def _compare(a: _Outcome, b: _Outcome, rounding: float = 0.0) -> str | None:
 
 def _same_random(a: tuple[torch.Tensor, object], b: tuple[torch.Tensor, object]) -> bool:
     return torch.equal(a[0], b[0]) and a[1] == b[1]
-
-
-@contextlib.contextmanager
-def _python_random() -> Iterator[None]:
-    state = random.getstate()
-    try:
-        yield
-    finally:
-        random.setstate(state)

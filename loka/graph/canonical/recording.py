@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from loka.graph.capture.undisturbed import unchanged
 from loka.graph.equivalence import with_forward
 from loka.graph.expression import Call, local, method
 from loka.graph.ir import ForwardIR, Statement
@@ -180,7 +181,6 @@ def _names(run: Run) -> list[tuple[int, str]]:
 def _recorded(forward: ForwardIR, call: ExampleCall, owner: nn.Module) -> Run:
     run, recorder = Run(), _Recorder()
     run.tensors = dict((*owner.named_parameters(), *owner.named_buffers()))
-    flags = [(child, child.training) for child in owner.modules()]
     shown = with_forward(owner, forward)
     shown.forward.__func__.__globals__[_RECORDER] = recorder  # type: ignore[attr-defined]
     shown._forward_hooks = OrderedDict()
@@ -188,16 +188,12 @@ def _recorded(forward: ForwardIR, call: ExampleCall, owner: nn.Module) -> Run:
     bound = inspect.signature(shown.forward).bind(*args, **kwargs)
     bound.apply_defaults()
     run.arguments = dict(bound.arguments)
-    try:
-        # The order of products in an einsum must not depend on the packages that a machine has.
-        ordered = torch.backends.opt_einsum.flags(enabled=False)
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), ordered:
-            shown.train(True)
-            with _ParametersLast(), recorder:
-                shown.forward(*args, **kwargs)
-    finally:
-        for child, flag in flags:
-            child.training = flag
+    # The order of products in an einsum must not depend on the packages that a machine has.
+    ordered = torch.backends.opt_einsum.flags(enabled=False)
+    with unchanged(owner), torch.no_grad(), ordered:
+        shown.train(True)
+        with _ParametersLast(), recorder:
+            shown.forward(*args, **kwargs)
     run.calls, run.made = recorder.calls, recorder.made
     return run
 

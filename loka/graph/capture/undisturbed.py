@@ -1,4 +1,4 @@
-"""What a capture could change outside of it, and puts back."""
+"""What a run or a capture of a module could change outside of it, and puts back."""
 
 from __future__ import annotations
 
@@ -17,12 +17,34 @@ _LOGS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.__trace", "tor
 
 
 @contextlib.contextmanager
-def left_as_it_was(module: nn.Module) -> Iterator[None]:
-    """Everything that a capture could change outside of it, restored: attributes, random states, settings, warnings."""
+def unchanged(module: nn.Module, buffers: bool = False) -> Iterator[None]:
+    """Attributes of all modules in one, their modes among them, and random states; restored afterwards.
+
+    `buffers`: their values, too.
+    """
     held = [(child, dict(vars(child))) for child in module.modules()]
+    values = [(buffer, buffer.clone()) for buffer in module.buffers()] if buffers else []
     state, python = torch.get_rng_state(), random.getstate()
     numpy = sys.modules.get("numpy")
     drawn = numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        for child, attributes in held:
+            vars(child).clear()
+            vars(child).update(attributes)
+        with torch.no_grad():
+            for buffer, value in values:
+                buffer.copy_(value)
+        torch.set_rng_state(state)
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(drawn)
+
+
+@contextlib.contextmanager
+def left_as_it_was(module: nn.Module) -> Iterator[None]:
+    """Everything that a capture could change outside of it, restored: attributes, random states, settings, warnings."""
     counters = torch._dynamo.utils.counters
     counted = {name: counter.copy() for name, counter in counters.items()}
     logs = {log: log.disabled for log in map(logging.getLogger, _LOGS)}
@@ -30,7 +52,7 @@ def left_as_it_was(module: nn.Module) -> Iterator[None]:
     if imported is not None:
         imported.cache_clear()  # by name: a file that is imported again is another module
     try:
-        with warnings.catch_warnings(), torch.compiler.set_stance("default"), _settings():
+        with unchanged(module), warnings.catch_warnings(), torch.compiler.set_stance("default"), _settings():
             warnings.simplefilter("ignore")
             for log in logs:
                 log.disabled = True
@@ -43,13 +65,6 @@ def left_as_it_was(module: nn.Module) -> Iterator[None]:
             log.disabled = disabled
         counters.clear()
         counters.update(counted)
-        for child, attributes in held:
-            vars(child).clear()
-            vars(child).update(attributes)
-        torch.set_rng_state(state)
-        random.setstate(python)
-        if numpy is not None:
-            numpy.random.set_state(drawn)
 
 
 def _settings() -> contextlib.AbstractContextManager[Any]:

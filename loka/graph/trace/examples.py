@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from loka.graph.capture.undisturbed import unchanged
 from loka.graph.ir import Refused
 from loka.model.large_tensors import LARGE, without_numbers
 
@@ -73,17 +74,15 @@ def capture_examples(
     if blocked is not None:
         return {owner: Refused(owner, f"its inputs cannot be captured: {blocked}") for owner in owners}
     found: dict[str, list[ExampleCall]] = {owner: [] for owner in owners}
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), _tables_stood_in(model):
+    with torch.no_grad(), _tables_stood_in(model):
         for batch, inputs in batches.items():
             hooks = [_listen(model.get_submodule(owner), batch, calls) for owner, calls in found.items()]
             try:
-                model(*inputs.args, **(inputs.kwargs or {}))
+                with unchanged(model, buffers=True):
+                    model(*inputs.args, **(inputs.kwargs or {}))
             finally:
                 for hook in hooks:
                     hook.remove()
-                for buffer, value in buffers:
-                    buffer.copy_(value)
     return {owner: _examples(owner, calls, batches) for owner, calls in found.items()}
 
 

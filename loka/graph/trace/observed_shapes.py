@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import nn
 
+from loka.graph.capture.undisturbed import unchanged
 from loka.graph.equivalence import with_forward
 from loka.graph.expression import Call, local, locals_in
 from loka.graph.ir import ForwardIR, Shape, Statement
@@ -36,14 +36,18 @@ def observed_shapes(forward: ForwardIR, examples: Examples, copied: Callable[[],
 def observed_values(
     forward: ForwardIR, names: Sequence[str], examples: Examples, copied: Callable[[], nn.Module], autocast: bool
 ) -> Iterator[dict[str, object]]:
-    """The arguments of each example call, and the locals of these names, in evaluation."""
+    """The arguments of each example call, and the locals of these names, in evaluation.
+
+    A copy may share children with its original, whose modes are restored.
+    """
     owner = copied()
     signature = inspect.signature(owner.forward)
     targets = {step.target for step in forward.statements}
     names = [name for name in names if name in targets and name not in signature.parameters]
     shown = with_forward(owner, replace(forward, result=tuple(map(local, names))))
     shown._forward_hooks = OrderedDict()  # the owner's hooks expect its result, and this forward returns all its locals
-    with _evaluating(shown), torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+    with unchanged(shown), torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        shown.eval()
         for call in examples.calls:
             args, kwargs = copy_tree(call.args), copy_tree(call.kwargs)
             values = {**signature.bind(*args, **kwargs).arguments}
@@ -74,15 +78,3 @@ def _common(name: str, seen: Sequence[Mapping[str, Shape]]) -> Shape:
     if len({len(shape) for shape in shapes}) > 1:
         return ()
     return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """The module in evaluation mode; the flags are restored, as a copy shares children with its original."""
-    flags = [(child, child.training) for child in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for child, flag in flags:
-            child.training = flag

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.graph.capture.captured import map_tree
+from loka.graph.capture.undisturbed import unchanged
 from loka.graph.equivalence import outputs_differ, with_forward
 from loka.graph.ir import CannotTraceError, ForwardIR
 from loka.graph.trace.conditions import bound_arguments
@@ -57,12 +58,8 @@ def other_conditions(
     Raises CannotTraceError for a forward that depends on the number of rows, or on the layout or dtype of its
     arguments. The module is left as it was.
     """
-    modes = [(child, child.training) for child in module.modules()]
-    try:
+    with unchanged(module):  # copies share children
         return _Others(module, forward, examples, copied, mode_dependent).conditions()
-    finally:
-        for child, training in modes:  # copies share children
-            child.training = training
 
 
 class _Others:

@@ -34,9 +34,8 @@ from loka.graph.trace.situations import (
     Seen,
     Situation,
     differentiable,
-    in_mode,
+    in_situation,
     narrowed,
-    varied_floats,
     with_leaf,
 )
 from loka.model.callables import message_of
@@ -167,14 +166,12 @@ class _Reader:
         if situation.narrow:
             args, kwargs = (map_tree(each, lambda x: narrowed(x, situation.autocast)) for each in (args, kwargs))
         with contextlib.ExitStack() as stack:
-            stack.enter_context(in_mode(self._module, situation))
+            stack.enter_context(in_situation(self._module, situation, floats))
             stack.enter_context(torch.set_grad_enabled(situation.gradients))
             if situation.gradients:  # without, torch reads through a function whose backward is the user's own
                 args, kwargs = (map_tree(each, differentiable) for each in (args, kwargs))
             if situation.autocast is not None:
                 stack.enter_context(torch.autocast("cpu", situation.autocast))
-            if situation.varied:
-                stack.enter_context(varied_floats(self._module, floats))
             try:
                 return Seen(situation, self._capture(args, kwargs))
             except CannotCaptureError as error:

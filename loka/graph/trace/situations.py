@@ -12,6 +12,7 @@ from torch import nn
 
 from loka.graph.capture.captured import Captured
 from loka.graph.capture.sources import Source
+from loka.graph.capture.undisturbed import unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,38 +64,17 @@ class FloatRead:
 
 
 @contextlib.contextmanager
-def in_mode(module: nn.Module, situation: Situation) -> Iterator[None]:
-    """The modules in training or in evaluation, as a situation says."""
-    flags = [(child, child.training) for child in module.modules()]
-    try:
+def in_situation(module: nn.Module, situation: Situation, floats: Sequence[FloatRead]) -> Iterator[None]:
+    """A module in the modes of a situation and, where these are varied, with float attributes at their other values."""
+    with unchanged(module):
         for name, child in module.named_modules():
             child.training = situation.mode(name)
+        for each in floats if situation.varied else ():
+            if each.source.is_of_module:
+                *way, (_, name) = each.source.steps
+                with contextlib.suppress(AttributeError, TypeError):  # one that cannot be set is not varied
+                    setattr(followed(module, way), name, each.other)
         yield
-    finally:
-        for child, flag in flags:
-            child.training = flag
-
-
-@contextlib.contextmanager
-def varied_floats(module: nn.Module, floats: Sequence[FloatRead]) -> Iterator[None]:
-    """Float attributes at their other values."""
-    held = [each for each in floats if each.source.is_of_module]
-    try:
-        for each in held:
-            _set(module, each.source.steps, each.other)
-        yield
-    finally:
-        for each in held:
-            _set(module, each.source.steps, each.value)
-
-
-def _set(module: nn.Module, steps: Sequence[tuple[str, Any]], value: float) -> None:
-    holder, (kind, key) = followed(module, steps[:-1]), steps[-1]
-    with contextlib.suppress(AttributeError, TypeError):  # one that cannot be set is not varied
-        if kind == ".":
-            setattr(holder, key, value)
-        else:
-            holder[key] = value
 
 
 def followed(value: Any, steps: Sequence[tuple[str, Any]]) -> Any:
