@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import copy
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import Tensor
 
 from loka.graph.capture.captured import CannotCaptureError
 from loka.graph.fake_module import FakeModules
@@ -67,72 +65,19 @@ def _form(one: Any, other: Any, name: str) -> Any:
     raise CannotCaptureError(f"among its {name} is a {qualified(kind)}, which a package cannot describe")
 
 
-def described_results(
-    module: nn.Module, children: Collection[str], one: Arguments, other: Arguments
-) -> tuple[tuple[str, str], ...]:
-    """What children return while the module runs on two calls, each as a literal; only what has one is there.
-
-    Buffers and random states are restored. Exceptions of the module are CannotCaptureErrors.
-    """
-    runs: list[dict[str, Any]] = []
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    for args, kwargs in (one, other):
-        found: dict[str, Any] = {}
-        hooks = [module.get_submodule(path).register_forward_hook(_keeping(found, path)) for path in children]
-        try:
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
-                module.forward(*copy.deepcopy(args), **copy.deepcopy(dict(kwargs)))
-        except Exception as error:
-            raise CannotCaptureError(f"running it raised {type(error).__name__}: {error}") from error
-        finally:
-            for hook in hooks:
-                hook.remove()
-            for buffer, value in buffers:
-                buffer.copy_(value)
-        runs.append(found)
-    described_: list[tuple[str, str]] = []
-    for path in runs[0].keys() & runs[1].keys():
+def described_results(observed: Mapping[str, tuple[Any, Any]]) -> tuple[tuple[str, str], ...]:
+    """What children were observed to return in two calls, each as a literal; only what has one is there."""
+    found: list[tuple[str, str]] = []
+    for path, (one, other) in sorted(observed.items()):
         with contextlib.suppress(CannotCaptureError):
-            described_.append((path, repr(_form(runs[0][path], runs[1][path], "results"))))
-    return tuple(sorted(described_))
+            found.append((path, repr(_form(one, other, "results"))))
+    return tuple(found)
 
 
-def _keeping(found: dict[str, Any], path: str) -> Callable[..., None]:
-    def keep(_module: nn.Module, _args: tuple[Any, ...], made: Any) -> None:
-        found.setdefault(path, made)
-
-    return keep
-
-
-def result_like(text: str, *args: Any, **kwargs: Any) -> Any:
-    """A child's result by its literal, on fake tensors like those of its arguments; symbols come from their sizes."""
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    sizes: list[Any] = [size for each in tensors for size in each.shape]
-    symbols = {size.node.hint: size for size in sizes if isinstance(size, torch.SymInt)}
-
-    def sized(size: int | tuple[int, int]) -> Any:
-        if isinstance(size, int):
-            return size
-        times = [symbol * (size[0] // hint) for hint, symbol in symbols.items() if size[0] % hint == 0]
-        if not times:
-            raise CannotCaptureError("a size of its child's result follows from none of its arguments")
-        return times[0]
-
-    def made(form: Any) -> Any:
-        if not isinstance(form, tuple):
-            return form
-        kind, *held = form
-        if kind == "tensor":
-            empty = tensors[0].new_empty(tuple(map(sized, held[1])), dtype=getattr(torch, held[0]))
-            needed = torch.is_grad_enabled() and empty.is_floating_point()
-            return empty.requires_grad_(needed).clone()
-        if kind == "dict":
-            return {key: made(item) for key, item in held[0]}
-        if kind in ("tuple", "list"):
-            return tuple(map(made, held[0])) if kind == "tuple" else list(map(made, held[0]))
-        raise CannotCaptureError("its child returns more than tensors in tuples, lists and dicts")
-
-    return made(ast.literal_eval(text))
+def results_of(text: str, fakes: FakeModules) -> tuple[Any, Any]:
+    """Fakes of what a child returned in two calls, by its literal."""
+    form = ast.literal_eval(text)
+    return _made(form, fakes), _made(form, fakes, which=1)
 
 
 def inputs_of(text: str, fakes: FakeModules) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -144,14 +89,15 @@ def inputs_of(text: str, fakes: FakeModules) -> tuple[tuple[Any, ...], dict[str,
     return args, kwargs
 
 
-def _made(form: Any, fakes: FakeModules) -> Any:
+def _made(form: Any, fakes: FakeModules, which: int = 0) -> Any:
+    """What a literal is of; `which` of two sizes its tensors have."""
     if not isinstance(form, tuple):
         return form
     kind, *held = form
     if kind == "tensor":
         dtype, sizes = held
         made = fakes.tensor(
-            tuple(size[0] if isinstance(size, tuple) else size for size in sizes), getattr(torch, dtype)
+            tuple(size[which] if isinstance(size, tuple) else size for size in sizes), getattr(torch, dtype)
         )
         if made.is_floating_point():  # as behind another layer: it needs a gradient, and may be changed in place
             made = made.requires_grad_().clone()
@@ -164,14 +110,14 @@ def _made(form: Any, fakes: FakeModules) -> Any:
     if kind == "dtype":
         return getattr(torch, held[0])
     if kind == "dict":
-        return {key: _made(item, fakes) for key, item in held[0]}
+        return {key: _made(item, fakes, which) for key, item in held[0]}
     if kind == "dataclass":
         cls = _class(held[0])
         made = object.__new__(cls)
         for name, item in held[1]:
-            object.__setattr__(made, name, _made(item, fakes))
+            object.__setattr__(made, name, _made(item, fakes, which))
         return made
-    items = [_made(item, fakes) for item in held[-1]]
+    items = [_made(item, fakes, which) for item in held[-1]]
     return _class(held[0])(*items) if kind == "named" else (tuple(items) if kind == "tuple" else items)
 
 

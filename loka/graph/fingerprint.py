@@ -9,27 +9,24 @@ of torch. Imports only torch and the standard library beside LoKA's errors.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from loka.graph.call_inputs import described, described_results, inputs_of, result_like
-from loka.graph.capture.captured import CannotCaptureError, Captured, place_in
+from loka.graph.call_inputs import described, described_results, inputs_of, results_of
+from loka.graph.capture.captured import CannotCaptureError, Captured, line_of, place_in
 from loka.graph.capture.dynamo import capture
+from loka.graph.capture.leaves import observed_results
 from loka.graph.fake_module import FakeModules, device_of, floating_dtype
 
 _SYMBOL = re.compile(r"\b[suz]f?\d+\b")
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _NUMBER = re.compile(r"-?\b\d+(\.\d+)?(e[-+]?\d+)?\b|-?\binf\b|\bnan\b")
-_FOREIGN = (str(torch.__file__).rpartition("__init__")[0], str(Path(__file__).parent), "<")
 _SAME_NAMES = {"truediv": "div", "imul": "mul_", "iadd": "add_", "isub": "sub_", "itruediv": "div_"}
 _NO_WRITES = frozenset({"and_", "or_", "not_", "is_", "requires_grad_"})
 _GLOBAL_HOOKS = (
@@ -101,7 +98,8 @@ def fingerprint(
         try:
             modes = _both_modes(module, inlined, PlannedCall(text, ()), dtype)
         except CannotCaptureError:  # of a called child, perhaps, which may do anything
-            results = described_results(module, list(called_children(module, inlined)), one, other)
+            children = list(called_children(module, inlined))
+            results = described_results(observed_results(module, children, (one, other)))
             modes = _both_modes(module, inlined, PlannedCall(text, (), results=results), dtype)
         training, evaluation = (tuple(map(str, lines)) for lines in modes)
         made[text] = PlannedCall(text, training, evaluation if evaluation != training else (), results)
@@ -187,10 +185,8 @@ def _both_modes(
             owner, _, name = path.rpartition(".")
             vars(fake.get_submodule(owner))[name] = value
         args, kwargs = inputs_of(call.inputs, fakes)
-        for path, text in call.results:
-            if path in leaves:
-                vars(fake.get_submodule(path))["forward"] = functools.partial(result_like, text)
-        found = capture(fake, args, kwargs, leaves=leaves, symbolic=False, result=True)
+        observed = {path: results_of(text, fakes) for path, text in call.results}
+        found = capture(fake, args, kwargs, leaves=leaves, observed=observed, symbolic=False, result=True)
         known = {name for name, _ in fake.named_parameters(remove_duplicate=False)}
         own = {name for name in known if name.rpartition(".")[0] in ("", *inlined)}
         asks = any(read.source.text.endswith((".training", "['training']")) for read in found.reads)
@@ -407,6 +403,5 @@ def _constant(value: Tensor) -> str:
 
 def _place_of(node: fx.Node) -> str:
     """The user's line that a node comes from."""
-    frames = _FRAME.findall(str(node.meta.get("stack_trace") or ""))
-    own = [(name, int(line)) for name, line in frames if not name.startswith(_FOREIGN)]
-    return place_in(*own[-1]) if own else ""
+    line = line_of(node)
+    return place_in(*line) if line is not None else ""

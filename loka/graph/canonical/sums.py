@@ -1,6 +1,8 @@
-"""Sums and products of two tensors in the canonical graph; with a bias, or a common factor, they are simpler."""
+"""Sums and products of two tensors in the canonical graph; a product with a bias is one linear."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from loka.graph.canonical.layout import Dims, Piece, Size, Step, merged, rows_of, size_of, steps_along
 from loka.graph.canonical.nodes import (
@@ -17,7 +19,7 @@ from loka.graph.canonical.nodes import (
     Value,
     is_weight,
 )
-from loka.graph.canonical.products import Unsupported, operand_value
+from loka.graph.canonical.products import Unsupported
 
 
 class Sums:
@@ -45,7 +47,7 @@ class Sums:
         made = Pair(shape=frame, place=place, op=op, operands=(operands[0], operands[1]), cast=cast)
         key = (op, frozenset((each.node, each.steps) for each in operands), node, cast)
         found = Value(self._graph.one(key, made), dims, shape)
-        return (self._biased(found, a, b) or self._factored(found, shape, place) or found) if op == "add" else found
+        return (self._biased(found, a, b) or found) if op == "add" else found
 
     def _biased(self, found: Value, a: Value, b: Value) -> Value | None:
         """A product with a weight and a bias of its columns, as one linear; None for other sums."""
@@ -61,54 +63,8 @@ class Sums:
             if not inside or not all(all(e <= m for e, m in zip(step.end, n, strict=True)) for step in real):
                 continue
             vector = Value(bias.node, (merged(Piece(step.size, step.other) for step in real),), (n,))
-            made = Linear(
-                shape=node.shape, place=node.place, x=node.x, rows=node.rows, k=node.k, weight=node.weight,
-                weight_n=node.weight_n, weight_k=node.weight_k, site=node.site, bias=vector, unbiased=node,
-                kind=node.kind,
-            )  # fmt: skip
-            key = (node, vector.node, vector.dims)
-            return Value(self._graph.one(key, made), found.dims, found.shape)
-        return None
-
-    def _factored(self, found: Value, shape: tuple[Size, ...], place: int) -> Value | None:
-        """x0 * u + x0 * bias, perhaps with a further term, as x0 * (u + bias) for a product u; None for others."""
-        pair = found.node
-        if not isinstance(pair, Pair):
-            return None
-        terms = [operand_value(each, found) for each in pair.operands]
-        if None in terms:
-            return None
-        for first, second in (terms, terms[::-1]):
-            if first is None or second is None or not isinstance(second.node, Pair):
-                continue
-            whole = self._common_factor(first, second, shape, place)
-            if whole is not None:
-                return whole
-            inner = first.node
-            if not isinstance(inner, Pair) or inner.op != "add":
-                continue
-            parts = [operand_value(each, first) for each in inner.operands]
-            for rest, term in (parts, parts[::-1]):
-                whole = None if term is None else self._common_factor(term, second, shape, place)
-                if whole is not None and rest is not None:
-                    return self.pair("add", rest, whole, shape, place)
-        return None
-
-    def _common_factor(self, a: Value, b: Value, shape: tuple[Size, ...], place: int) -> Value | None:
-        if not all(isinstance(each.node, Pair) and each.node.op == "mul" for each in (a, b)):
-            return None
-        factors = []
-        for each in (a, b):
-            operands = each.node.operands if isinstance(each.node, Pair) else ()
-            factors.append([operand_value(operand, each) for operand in operands])
-        for x, u in (factors[0], factors[0][::-1]):
-            for y, bias in (factors[1], factors[1][::-1]):
-                if x is None or y is None or u is None or bias is None or (x.node, x.dims) != (y.node, y.dims):
-                    continue
-                if isinstance(u.node, Linear) and u.node.bias is None and is_weight(bias.node):
-                    total = self.pair("add", u, bias, shape, place)
-                    if isinstance(total.node, Linear):
-                        return self.pair("mul", x, total, shape, place)
+            made = self._graph.one((node, vector.node, vector.dims), replace(node, bias=vector, unbiased=node))
+            return Value(made, found.dims, found.shape)
         return None
 
     def _rank(self, value: Value) -> int:

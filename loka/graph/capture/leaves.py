@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import operator
 from collections import OrderedDict
@@ -13,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
-from loka.graph.capture.captured import map_tree
+from loka.graph.capture.captured import CannotCaptureError, map_tree
+from loka.graph.capture.undisturbed import unchanged
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -96,22 +98,53 @@ class Leaves:
             item.target, item.args = operator.getitem if kind == "[]" else getattr, (of, key)
 
 
+def observed_results(
+    module: nn.Module, paths: Collection[str], calls: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
+) -> dict[str, tuple[Any, Any]]:
+    """What children return in two calls of a module, if they are called once in each; the module is left as it was.
+
+    Raises CannotCaptureError where it cannot run.
+    """
+    made: dict[str, list[Any]] = {path: [] for path in paths}
+    for args, kwargs in calls:
+        hooks = [module.get_submodule(path).register_forward_hook(_keeping(made[path])) for path in paths]
+        try:
+            with torch.no_grad(), unchanged(module, buffers=True):
+                module.forward(*copy.deepcopy(args), **copy.deepcopy(dict(kwargs)))
+        except Exception as error:
+            raise CannotCaptureError(f"running it raised {type(error).__name__}: {error}") from error
+        finally:
+            for hook in hooks:
+                hook.remove()
+    return {path: (results[0], results[1]) for path, results in made.items() if len(results) == 2}
+
+
+def _keeping(made: list[Any]) -> Callable[..., None]:
+    return lambda module, args, result: made.append(result)
+
+
 def _as_observed(a: Any, b: Any, given: Sequence[Any]) -> Any:
     """A result as it was observed, with the sizes that differ between two calls as symbols of what is given now."""
-    if isinstance(a, torch.Tensor):
-        shapes: list[Any] = [size for each in given if isinstance(each, torch.Tensor) for size in each.shape]
-        symbols = [size for size in shapes if isinstance(size, torch.SymInt)]
-        sizes = [
-            m if m == n else next(size for size in symbols if size.node.hint == m)
-            for m, n in zip(a.shape, b.shape, strict=True)
-        ]
-        needed = torch.is_grad_enabled() and a.is_floating_point()  # as what reads it may have a gradient of its own
-        return torch.empty(sizes, dtype=a.dtype, device=a.device, requires_grad=needed).clone()
-    if isinstance(a, dict):
-        return {key: _as_observed(item, b[key], given) for key, item in a.items()}
-    if isinstance(a, list | tuple):
-        return type(a)(_as_observed(x, y, given) for x, y in zip(a, b, strict=True))
-    return a
+    sizes: list[Any] = [size for each in given if isinstance(each, torch.Tensor) for size in each.shape]
+    symbols = [size for size in sizes if isinstance(size, torch.SymInt)]
+
+    def sized(m: int, n: int) -> Any:
+        times = [(m // each.node.hint, each) for each in symbols if m % each.node.hint == 0]
+        if m != n and not times:
+            raise CannotCaptureError("a size of its child's result follows from none of its arguments")
+        count, symbol = min(times, key=operator.itemgetter(0)) if m != n else (m, 1)
+        return count * symbol
+
+    def like(x: Any, y: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            if not isinstance(x, bool | int | float | str | None):
+                raise CannotCaptureError("its child returns more than tensors in tuples, lists and dicts")
+            return x
+        shape = list(map(sized, x.shape, y.shape))
+        needed = torch.is_grad_enabled() and x.is_floating_point()  # as what reads it may have a gradient of its own
+        return torch.empty(shape, dtype=x.dtype, device=x.device, requires_grad=needed).clone()
+
+    return tree_map(like, a, b)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,4 @@
-"""New tensors that slices fill, which are concatenations: `y = x.new_empty(...); y[:, :4] = a; y[:, 4:] = b`.
-
-`y = x.clone(); y[:, :4] += a; y[:, 4:] += b` is the sum of such a tensor and a concatenation.
-"""
+"""New tensors that slices fill, which are concatenations: `y = x.new_empty(...); y[:, :4] = a; y[:, 4:] = b`."""
 
 from __future__ import annotations
 
@@ -26,12 +23,11 @@ class Fill:
     pieces: tuple[fx.Node, ...]  # what is written, in the order of the slices
     single: tuple[bool, ...]  # pieces without the dimension, written at an index
     dim: int
-    sums: tuple[fx.Node, ...]  # slices that are read and their sums with the pieces; () where these are all there is
 
     @property
     def inside(self) -> tuple[fx.Node, ...]:
         """The operations that the concatenation replaces, but for the last write."""
-        return (*(self.sums or (self.tensor,)), *self.writes[:-1])
+        return (self.tensor, *self.writes[:-1])
 
 
 def fills(graph: fx.Graph) -> Iterator[Fill]:
@@ -50,11 +46,7 @@ def _fill(node: fx.Node, order: dict[fx.Node, int]) -> Fill | None:
         return None
     users = sorted(node.users, key=order.__getitem__)
     writes = [user for user in users if user.target is operator.setitem and user.args[0] is node]
-    sums = [each for each in map(_sum, writes) if each is not None]
-    if not writes or len(sums) not in (0, len(writes)):
-        return None
-    before = {*writes, *(read for read, _ in sums)}
-    if set(users[: len(before)]) != before:
+    if not writes or users[: len(writes)] != writes:
         return None
     slices = [_slice(write.args[1], value.shape) for write in writes]
     dims = {each[0] for each in slices if each is not None}
@@ -64,8 +56,7 @@ def _fill(node: fx.Node, order: dict[fx.Node, int]) -> Fill | None:
     placed = sorted(zip(slices, writes, strict=True), key=lambda each: each[0][1])  # type: ignore[index]
     ends = [0, *(each[2] for each, _ in placed if each is not None)]
     starts = [each[1] for each, _ in placed if each is not None]
-    written = [write.args[2] for _, write in placed]
-    pieces = [each.args[1] for each in written if isinstance(each, fx.Node)] if sums else written
+    pieces = [write.args[2] for _, write in placed]
     single = [each is not None and each[3] for each, _ in placed]
     if starts != ends[:-1] or ends[-1] != _number(value.shape[dim]):
         return None
@@ -74,19 +65,7 @@ def _fill(node: fx.Node, order: dict[fx.Node, int]) -> Fill | None:
         given = piece.meta.get("example_value") if isinstance(piece, fx.Node) else None
         if not isinstance(given, Tensor) or [str(_size(n)) for n in given.shape] != [str(_size(n)) for n in shape]:
             return None
-    held = tuple(each for pair in sums for each in pair)
-    return Fill(node, tuple(writes), tuple(p for p in pieces if isinstance(p, fx.Node)), tuple(single), dim, held)
-
-
-def _sum(write: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """The slice that a write reads, and its sum, of `y[:, :4] += a`; None for other writes."""
-    tensor, index, total = write.args
-    if not isinstance(total, fx.Node) or total.target is not operator.iadd or list(total.users) != [write]:
-        return None
-    read = total.args[0]
-    if not isinstance(read, fx.Node) or read.target is not operator.getitem or list(read.users) != [total]:
-        return None
-    return (read, total) if read.args == (tensor, index) else None
+    return Fill(node, tuple(writes), tuple(p for p in pieces if isinstance(p, fx.Node)), tuple(single), dim)
 
 
 def _slice(index: Any, shape: Sequence[Any]) -> tuple[int, int, int, bool] | None:

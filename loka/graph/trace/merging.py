@@ -295,18 +295,13 @@ class Merged:
         pieces = []
         for each, single in zip(fill.pieces, fill.single, strict=True):
             piece = self._of(each)
-            if self._dtypes_of(each) != dtypes and not fill.sums:
+            if self._dtypes_of(each) != dtypes:
                 wanted = dtypes[0] if len(set(dtypes)) == 1 else self._moving(dtypes)
                 piece = self._add("call_method", "to", (piece, wanted), {})
             pieces.append(self._add("call_method", "unsqueeze", (piece, fill.dim), {}) if single else piece)
         whole = self._add("call_function", torch.cat, (pieces, fill.dim), {})
-        if fill.sums:
-            tensor = self._of(fill.tensor)
-            whole = self._add("call_function", operator.add, (tensor, whole), {})
-            if any(self._dtypes_of(each) != dtypes for each in fill.pieces):
-                whole = self._add("call_method", "type_as", (whole, tensor), {})
         self._nodes[fill.tensor] = whole
-        self._dtypes.append((self._nodes[fill.tensor], dtypes))
+        self._dtypes.append((whole, dtypes))
 
     def _dtypes_of(self, node: fx.Node) -> tuple[torch.dtype, ...]:
         """The dtype of a tensor in each capture."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import nn
 
 from loka.graph.capture.captured import CannotCaptureError, Captured, line_of, map_tree, modules_around, place_in
 from loka.graph.capture.dynamo import capture
+from loka.graph.capture.leaves import observed_results
 from loka.graph.fingerprint import called_children
 from loka.graph.ir import CannotTraceError
 from loka.graph.trace.alignment import aligned, operations, place_of_difference
@@ -38,7 +39,6 @@ from loka.graph.trace.situations import (
     narrowed,
     with_leaf,
 )
-from loka.model.callables import message_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,21 +185,11 @@ class _Reader:
     def _observe(self) -> None:
         """Runs the module at two batches, and keeps what its leaves return."""
         second = next((call for call in self._calls if call.batch != self._first.batch), self._first)
-        made: dict[str, list[Any]] = {path: [] for path in self._leaves}
-        buffers = [(buffer, buffer.clone()) for buffer in self._module.buffers()]
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            for call in (self._first, second):
-                hooks = [self._module.get_submodule(path).register_forward_hook(_keeping(made[path])) for path in made]
-                try:
-                    self._module(*copy_tree(call.args), **copy_tree(call.kwargs))
-                except Exception as error:
-                    raise CannotTraceError(f"it cannot be run on its examples ({message_of(error)})") from error
-                finally:
-                    for hook in hooks:
-                        hook.remove()
-                    for buffer, value in buffers:
-                        buffer.copy_(value)
-        self._observed = {path: (results[0], results[-1]) for path, results in made.items() if len(results) == 2}
+        try:
+            calls = [(each.args, each.kwargs) for each in (self._first, second)]
+            self._observed = observed_results(self._module, self._leaves, calls)
+        except CannotCaptureError as error:
+            raise CannotTraceError(str(error)) from error
 
     def difference(self, first: Captured) -> str | None:
         """Which part of a situation gives another graph, in words; None where none does."""
@@ -243,7 +233,3 @@ def _check_opaque(captured: Captured) -> None:
             line = line_of(user)
             where = f" {place_in(*line)}" if line is not None else ""
             raise CannotTraceError(f"calls {user.target}, which has a graph of its own{where}")
-
-
-def _keeping(made: list[Any]) -> Callable[..., None]:
-    return lambda module, args, result: made.append(result)

@@ -231,6 +231,5 @@ FILLED = (  # the same as statements that fill a new tensor, {4}
         "{4}[:, {3}:, :] = {1} + {2}[:, {3}:]",
         "{4}[:, 0:{3}, :] = {0} + {2}[:, :{3}]",
     ),
-    ("{4} = {2}.clone()", "{4}[:, :{3}] += {0}", "{4}[:, {3}:] += {1}"),
 )
 CROSS_ENDS = ("inside", "outside")  # where x is added
