@@ -9,7 +9,7 @@ from torch import nn
 
 from loka.graph.capture.captured import place_in
 from loka.graph.sites.forwards import Forwards, forwards_of
-from loka.graph.sites.operations import Call, FunctionCall, Operation, Operations
+from loka.graph.sites.operations import Call, FunctionCall, Operation, Operations, reached
 from loka.model.build_model import BuiltModel
 
 # Views that keep every row of a matrix, if its width is the same before and after.
@@ -139,36 +139,14 @@ def _linear_of(call: Call, modules: Mapping[str, nn.Module]) -> str | None:
 
 def _products_before(outputs: Iterable[Operation]) -> Iterator[Operation]:
     """The products that results come from, without another product in between."""
-    seen: set[Operation] = set()
-    waiting = list(outputs)
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if _is_product(node):
-            yield node
-        else:
-            waiting.extend(node.parents)
+    return filter(_is_product, reached(outputs, lambda node: () if _is_product(node) else node.parents))
 
 
 def _multiplied(results: Iterable[Operation]) -> set[Operation]:
     """Those of the results, and of everything computed from them, that go into a product, at any distance."""
-    seen: set[Operation] = set()
-    waiting = list(results)
-    while waiting:
-        node = waiting.pop()
-        if node not in seen:
-            seen.add(node)
-            waiting.extend(node.children)
-    found: set[Operation] = set()
-    waiting = [parent for node in seen if _is_product(node) for parent in node.parents]
-    while waiting:
-        node = waiting.pop()
-        if node in seen and node not in found:
-            found.add(node)
-            waiting.extend(node.parents)
-    return found
+    seen = reached(results, lambda node: node.children)
+    read = {parent for node in seen if _is_product(node) for parent in node.parents}
+    return reached(seen & read, lambda node: seen.intersection(node.parents))
 
 
 def _is_product(node: Operation) -> bool:

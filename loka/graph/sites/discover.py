@@ -9,7 +9,7 @@ from loka.errors import InputError
 from loka.graph.sites.flow import Flow, flow_of
 from loka.graph.sites.forwards import Forwards, forwards_of
 from loka.graph.sites.merge_calls import (
-    by_site,
+    calls_by_site,
     flops_of,
     in_model_order,
     measure,
@@ -61,7 +61,9 @@ def sites_in(built: BuiltModel, forwards: Forwards) -> SiteMap:
         evaluation, _ = measure(forwards.evaluation.calls, forwards.samples, built.batch_size, forwards.from_data)
     opaque = _opaque(forwards, total_flops(training), total_flops(evaluation), built.batch_size)
     total = total_flops(training) + sum(each.flops.at(built.batch_size) for each in opaque)
-    sites, merge_notes = to_sites(training, evaluation, order, built.batch_size, total)
+    groups = calls_by_site(training, evaluation, order)
+    in_training = {name: calls for name, (calls, _) in groups.items() if calls}
+    sites, merge_notes = to_sites(groups, built.batch_size, total)
     sites, fused_notes = _without_fused(sites, fused_in_evaluation(modules))
     sites = in_model_order((*sites, *never_called(built.module, forwards.called, sites)), order)
     empty = next((site for site in sites if not site.k or not site.n), None)
@@ -73,8 +75,8 @@ def sites_in(built: BuiltModel, forwards: Forwards) -> SiteMap:
     return SiteMap(
         sites=sites,
         notes=(*row_notes, *forwards.notes, *merge_notes, *fused_notes, *_other_notes(forwards, opaque)),
-        siblings=siblings(training, order),
-        flow=flow_of(by_site(training, order), forwards.training.outputs),
+        siblings=siblings(in_training),
+        flow=flow_of(in_training, forwards.training.outputs),
         opaque=opaque,
     )
 

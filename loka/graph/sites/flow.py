@@ -12,8 +12,8 @@ from itertools import takewhile
 
 from loka.graph.patterns.norm import TORCH_NORMS
 from loka.graph.sites.merge_calls import MeasuredCall
-from loka.graph.sites.neighbours import next_to
-from loka.graph.sites.operations import Call, Operation
+from loka.graph.sites.neighbours import operations_after, operations_before
+from loka.graph.sites.operations import Call, Operation, reached
 from loka.graph.sites.site import GemmKind
 
 # None of these mixes rows.
@@ -104,7 +104,8 @@ def flow_of(sites: Mapping[str, Sequence[MeasuredCall]], outputs: Iterable[Opera
         if holders := _holders(inside, following):
             after[name] = (*after.get(name, ()), *holders)
             beside[name] = (*beside.get(name, ()), *_owners(_following(ends.product, following)))
-        first, last = next_to(ends.source, ends.product)
+        first = next(iter(operations_before(ends.source)), None)
+        last = next(iter(operations_after(ends.product)), None)
         if first is not None and first.op in NORM_OPERATIONS and len(first.children) == 1:
             near[name] = (*near.get(name, ()), first.owner)
         if last is not None and last.op in NORM_OPERATIONS | _ACTIVATIONS | ELEMENTWISE:
@@ -136,14 +137,8 @@ def flow_of(sites: Mapping[str, Sequence[MeasuredCall]], outputs: Iterable[Opera
 def _by_owner(results: Iterable[Operation]) -> dict[str, frozenset[str]]:
     """The names of the operations that lead to results, by the module whose own forward has them."""
     found: dict[str, set[str]] = defaultdict(set)
-    waiting = list(results)
-    seen = set(waiting)
-    while waiting:
-        here = waiting.pop()
-        found[here.owner].add(here.op)
-        new = [parent for parent in here.parents if not parent.constant and parent not in seen]
-        seen.update(new)
-        waiting += new
+    for each in reached(results, lambda node: (parent for parent in node.parents if not parent.constant)):
+        found[each.owner].add(each.op)
     return {owner: frozenset(names) for owner, names in found.items()}
 
 
@@ -159,14 +154,7 @@ def _owners(nodes: Iterable[Operation]) -> tuple[str, ...]:
 
 def _following(product: Operation, alone: Collection[Operation]) -> set[Operation]:
     """Of the operations that read nothing but a product, those before something else reads on, as a residual does."""
-    found: set[Operation] = set()
-    waiting = [product]
-    while waiting:
-        here = waiting.pop()
-        if all(child in alone for child in here.children):
-            waiting += [child for child in here.children if child not in found]
-            found.update(here.children)
-    return found
+    return reached([product], lambda here: here.children if set(here.children) <= set(alone) else ()) - {product}
 
 
 def _joined(product: Operation) -> tuple[str, ...] | None:

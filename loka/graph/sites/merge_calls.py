@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
-from loka.graph.sites.neighbours import boundaries, fed_by, followed_by
+from loka.graph.sites.neighbours import operations_after, operations_before
+from loka.graph.sites.op_names import BOUNDARIES
 from loka.graph.sites.operations import Call, OtherProduct
 from loka.graph.sites.site import GemmKind, RowCount, Site
 from loka.graph.sites.sizes import Sizes, line_through
@@ -17,45 +18,39 @@ from loka.graph.sites.sizes import Sizes, line_through
 _Key = tuple[str | None, str, str, int, int, int]
 
 
-def to_sites(
-    training: list[MeasuredCall], evaluation: list[MeasuredCall], order: dict[str, int], batch: int, total: int
-) -> tuple[tuple[Site, ...], tuple[str, ...]]:
-    """Group calls into sites, in the order of the calls.
+CallsBySite = dict[str, tuple[list["MeasuredCall"], list["MeasuredCall"]]]  # by name, in training and in evaluation
 
-    `order` is each module's position, `total` the FLOPs that shares are of. Returns the sites, and notes on details
-    that a site cannot represent.
-    """
+
+def calls_by_site(
+    training: Sequence[MeasuredCall], evaluation: Sequence[MeasuredCall], order: dict[str, int]
+) -> CallsBySite:
+    """The calls of each site, in the order of the first calls; `order` is each module's position."""
     groups: dict[_Key, tuple[list[MeasuredCall], list[MeasuredCall]]] = {}
     for calls, which in ((training, 0), (evaluation, 1)):
         for measured in calls:
             groups.setdefault(_key(measured), ([], []))[which].append(measured)
-    sites, notes = [], []
-    for name, (in_training, in_evaluation) in zip(_names(groups, order), groups.values(), strict=True):
-        site, note = _site(name, in_training, in_evaluation, total, batch)
-        sites.append(site)
-        if note:
-            notes.append(note)
-    return tuple(sites), tuple(notes)
+    return dict(zip(_names(groups, order), groups.values(), strict=True))
 
 
-def siblings(calls: list[MeasuredCall], order: dict[str, int]) -> tuple[tuple[str, ...], ...]:
+def to_sites(groups: CallsBySite, batch: int, total: int) -> tuple[tuple[Site, ...], tuple[str, ...]]:
+    """A site for each group of calls; `total` are the FLOPs that shares are of.
+
+    Returns the sites, and notes on details that a site cannot represent.
+    """
+    made = [_site(name, *calls, total, batch) for name, calls in groups.items()]
+    return tuple(site for site, _ in made), tuple(note for _, note in made if note)
+
+
+def siblings(sites: Mapping[str, Sequence[MeasuredCall]]) -> tuple[tuple[str, ...], ...]:
     """Names of sites that seem to read one tensor, two or more, in the order of their calls.
 
     Parts of one tensor (unbind, chunk) count as one tensor here. A site that is called several times is left out.
     """
     readers: dict[int, list[str]] = defaultdict(list)  # by identity: nodes live as long as the calls
-    for name, found in by_site(calls, order).items():
+    for name, found in sites.items():
         if len(found) == 1 and found[0].call.source is not None:
             readers[id(found[0].call.source)].append(name)
     return tuple(tuple(names) for names in readers.values() if len(names) > 1)
-
-
-def by_site(calls: list[MeasuredCall], order: dict[str, int]) -> dict[str, list[MeasuredCall]]:
-    """The calls of each site, by its name, in the order of the first calls."""
-    groups: dict[_Key, tuple[list[MeasuredCall], list[MeasuredCall]]] = {}
-    for measured in calls:
-        groups.setdefault(_key(measured), ([], []))[0].append(measured)
-    return {name: found for name, (found, _) in zip(_names(groups, order), groups.values(), strict=True)}
 
 
 def never_called(model: nn.Module, called: frozenset[str], sites: Iterable[Site]) -> tuple[Site, ...]:
@@ -138,6 +133,8 @@ def _site(
 ) -> tuple[Site, str]:
     all_calls = in_training or in_evaluation
     first = all_calls[0].call
+    before, after = operations_before(first.source), operations_after(first.result)
+    ends = [next((each.owner for each in side if each.op in BOUNDARIES), "") for side in (before, after)]
     largest = max(all_calls, key=lambda measured: measured.rows.at(batch))
     note = ""
     if len({measured.rows for measured in all_calls}) > 1:
@@ -157,12 +154,12 @@ def _site(
         calls_eval=len(in_evaluation),
         share=flops / total if total else 0.0,
         input_grad=any(measured.call.input_grad for measured in in_training),
-        fed_by=fed_by(first.source),
-        followed_by=followed_by(first.result),
+        fed_by=tuple(each.op for each in before),
+        followed_by=tuple(each.op for each in after),
         where=f"{os.path.basename(first.file)}:{first.line}" if first.file else "",
         blocked=next((m.call.blocked for m in all_calls if m.call.blocked), None),
         weight_grad=any(measured.call.weight_grad for measured in in_training) or not in_training,
-        boundaries=ends if any(ends := boundaries(first.source, first.result)) else (),
+        boundaries=tuple(ends) if any(ends) else (),
     )
     return site, note
 

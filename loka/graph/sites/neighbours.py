@@ -1,36 +1,14 @@
-"""The operations before and after a GEMM."""
+"""The operations before and after a GEMM, without views."""
 
 from __future__ import annotations
 
-from loka.graph.sites.op_names import BOUNDARIES
 from loka.graph.sites.operations import Operation
 
 DEPTH = 4  # neighbours recorded on each side
 
 
-def fed_by(node: Operation | None) -> tuple[str, ...]:
+def operations_before(node: Operation | None) -> list[Operation]:
     """Operations that produce an input, nearest first; ends at a GEMM, at a fork of activations, or at the inputs."""
-    return tuple(each.op for each in _before(node))
-
-
-def followed_by(node: Operation | None) -> tuple[str, ...]:
-    """Operations that consume an output, nearest first; ends at a GEMM, or with the names of several consumers."""
-    return tuple(each.op for each in _after(node))
-
-
-def next_to(source: Operation | None, result: Operation | None) -> tuple[Operation | None, Operation | None]:
-    """The operation right before a GEMM, and the first one after it; views are looked through."""
-    return next(iter(_before(source)), None), next(iter(_after(result)), None)
-
-
-def boundaries(source: Operation | None, result: Operation | None) -> tuple[str, str]:
-    """The modules that run the first of BOUNDARIES in `fed_by` and in `followed_by`; "" where there is none."""
-    sides = ((each.owner for each in nodes if each.op in BOUNDARIES) for nodes in (_before(source), _after(result)))
-    before, after = (next(side, "") for side in sides)
-    return before, after
-
-
-def _before(node: Operation | None) -> list[Operation]:
     found: list[Operation] = []
     while node is not None and not node.constant and node.op != "input" and len(found) < DEPTH:
         if not node.view:
@@ -40,7 +18,8 @@ def _before(node: Operation | None) -> list[Operation]:
     return found
 
 
-def _after(node: Operation | None) -> list[Operation]:
+def operations_after(node: Operation | None) -> list[Operation]:
+    """Operations that consume an output, nearest first; ends at a GEMM, or with one of each name of its consumers."""
     found: list[Operation] = []
     while node is not None and len(found) < DEPTH:
         users = _consumers(node)

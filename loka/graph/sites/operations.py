@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,17 @@ class Operation:
     def view(self) -> bool:
         """True if it has the same values in another shape or dtype."""
         return self.op in VIEWS
+
+
+def reached(starts: Iterable[Operation], onward: Callable[[Operation], Iterable[Operation]]) -> set[Operation]:
+    """Some operations, and all those to which these lead: `onward` gives the next ones of each."""
+    found = set(starts)
+    waiting = list(found)
+    while waiting:
+        new = {each for each in onward(waiting.pop()) if each not in found}
+        found |= new
+        waiting += new
+    return found
 
 
 @dataclass(frozen=True, slots=True)

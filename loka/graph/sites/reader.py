@@ -21,7 +21,7 @@ from loka.graph.sites.op_names import (
     simpler_name,
     writes_in_place,
 )
-from loka.graph.sites.operations import TRANSFORMED, Call, FunctionCall, Operation, Operations, OtherProduct
+from loka.graph.sites.operations import TRANSFORMED, Call, FunctionCall, Operation, Operations, OtherProduct, reached
 from loka.graph.sites.products.catalogue import PRODUCTS
 from loka.graph.sites.products.einsum import is_elementwise, with_one_matrix
 from loka.graph.sites.products.layers import other_terms
@@ -327,18 +327,9 @@ class Reader:
 
 def _with_gradients(results: Sequence[Operation], read: Collection[Operation]) -> set[Operation]:
     """Those of the results of products to which gradients come, by what is `read` of a forward."""
-    around, waiting = set(results), list(results)
-    while waiting:
-        more = {child for child in waiting.pop().children if child not in around}
-        around |= more
-        waiting += more
-    found = {each for each in around if each.differentiable and each in read}
-    waiting = list(found)
-    while waiting:
-        more = {each for each in waiting.pop().parents if each.differentiable and each in around and each not in found}
-        found |= more
-        waiting += more
-    return found
+    around = reached(results, lambda each: each.children)
+    needed = {each for each in around if each.differentiable}
+    return reached(needed.intersection(read), lambda each: needed.intersection(each.parents))
 
 
 def is_plain_linear(module: nn.Module) -> bool:
