@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from loka.errors import InputError
+from loka.graph.capture.captured import map_tree
 from loka.graph.capture.undisturbed import unchanged
 from loka.graph.differences import compare_leaves, compare_state, largest_magnitude, scattered
 from loka.graph.expression import text_of
@@ -290,18 +291,14 @@ def _run(module: nn.Module, call: ExampleCall, autocast: bool, backward: Backwar
 
 def _with_leaves(value: Any, leaves: list[torch.Tensor]) -> Any:
     """The same tree with float tensors as non-leaves that need a gradient, so that they can be modified in place."""
-    if isinstance(value, torch.Tensor):
-        if not value.is_floating_point():
-            return value
-        leaves.append(value.requires_grad_())
-        return value.clone()
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_with_leaves(item, leaves) for item in value))
-    if type(value) in (tuple, list):
-        return type(value)(_with_leaves(item, leaves) for item in value)
-    if type(value) is dict:
-        return {key: _with_leaves(item, leaves) for key, item in value.items()}
-    return value
+
+    def needing_gradient(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+            return leaf
+        leaves.append(leaf.requires_grad_())
+        return leaf.clone()
+
+    return map_tree(value, needing_gradient)
 
 
 def _gradients(outputs: tuple[object, ...], tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:

@@ -47,12 +47,12 @@ class AtenCall:
     @property
     def read(self) -> tuple[Tensor, ...]:
         """The tensors among the arguments, in order."""
-        return tuple(_tensors((self.args, self.kwargs)))
+        return tuple(tensors_in((self.args, self.kwargs)))
 
     @property
     def made(self) -> tuple[Tensor, ...]:
         """The tensors of the result, in order."""
-        return tuple(_tensors(self.result))
+        return tuple(tensors_in(self.result))
 
     @property
     def changed(self) -> tuple[Tensor, ...]:
@@ -60,7 +60,7 @@ class AtenCall:
         schema = self.function._schema.arguments
         given = [*zip(schema, self.args, strict=False), *((each, self.kwargs.get(each.name)) for each in schema)]
         writes = [value for each, value in given if each.alias_info is not None and each.alias_info.is_write]
-        return tuple(_tensors(writes))
+        return tuple(tensors_in(writes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,9 @@ def _out_of_place(run: Run, modules: Collection[int]) -> bool:
     standing: dict[int, Tensor] = {}  # for tensors that were changed, by id
     stale: set[int] = set()
     known = {_storage(each) for each in run.tensors.values()}
-    given = {_storage(each) for each in _tensors(run.arguments)}
+    given = {_storage(each) for each in tensors_in(run.arguments)}
     alive: dict[int, set[int]] = {}  # ids of tensors by their storage
-    for tensor in _tensors(run.arguments):
+    for tensor in tensors_in(run.arguments):
         alive.setdefault(_storage(tensor), set()).add(id(tensor))
     calls: list[AtenCall] = []
 
@@ -263,15 +263,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def tensors_in(value: object) -> Iterator[Tensor]:
     """The tensors in a value of tuples, lists and dicts, in order."""
-    yield from _tensors(value)
-
-
-def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors_in(item)

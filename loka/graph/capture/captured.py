@@ -68,7 +68,9 @@ def map_tree(value: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(value, Source):
         return function(value)
     if isinstance(value, dict):
-        return type(value)((key, map_tree(item, function)) for key, item in value.items())
+        held = copy.copy(value)
+        held.update((key, map_tree(item, function)) for key, item in value.items())
+        return held
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_tree(item, function) for item in value))
     if isinstance(value, list | tuple):

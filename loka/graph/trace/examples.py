@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from loka.graph.capture.captured import map_tree
 from loka.graph.capture.undisturbed import unchanged
 from loka.graph.ir import Refused
 from loka.model.large_tensors import LARGE, without_numbers
@@ -138,15 +139,7 @@ def form_of(value: object) -> object:
 
 def copy_tree(value: Any) -> Any:
     """Copy of containers and tensors, so that a forward that modifies its inputs does not change the example."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(copy_tree, value))
-    if type(value) in (tuple, list):
-        return type(value)(map(copy_tree, value))
-    if type(value) is dict:
-        return {key: copy_tree(item) for key, item in value.items()}
-    return value
+    return map_tree(value, lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf)
 
 
 def missing_storage(module: nn.Module, tables: bool = True) -> str | None:

@@ -7,6 +7,7 @@ constants are printed only for known types.
 from __future__ import annotations
 
 import builtins
+import cmath
 import keyword
 import math
 import re
@@ -16,7 +17,7 @@ from functools import lru_cache
 import torch
 from torch import fx, nn
 
-from loka.graph.expression import Arg, Call, Constant, Ref, RefKind
+from loka.graph.expression import Arg, Call, Constant, Ref, RefKind, text_of
 from loka.graph.ir import CannotTraceError
 
 RESERVED = frozenset(
@@ -44,31 +45,7 @@ def is_identifier(name: str) -> bool:
 
 def constant(value: object) -> str:
     """A constant as Python. Raises CannotTraceError for types whose repr is not known to be safe code."""
-    if value is None or value is ... or type(value) in (bool, int, str, bytes):
-        return "..." if value is ... else repr(value)
-    if type(value) is float:
-        return repr(value) if math.isfinite(value) else f'float("{value!r}")'
-    if type(value) is complex and math.isfinite(value.real) and math.isfinite(value.imag):
-        return repr(value)
-    if isinstance(value, _SINGLETONS):
-        return str(value)
-    if isinstance(value, torch.device):
-        return f"torch.device({str(value)!r})"
-    if isinstance(value, slice):
-        return f"slice({constant(value.start)}, {constant(value.stop)}, {constant(value.step)})"
-    if type(value) is tuple or isinstance(value, torch.Size):
-        return sequence([constant(item) for item in value], "()")
-    if type(value) is list:
-        return sequence([constant(item) for item in value], "[]")
-    if type(value) is dict:
-        return "{" + ", ".join(f"{constant(key)}: {constant(item)}" for key, item in value.items()) + "}"
-    raise CannotTraceError(f"a constant of type {type(value).__module__}.{type(value).__qualname__} cannot be printed")
-
-
-def sequence(items: list[str], brackets: str) -> str:
-    """A tuple or list of printed items."""
-    comma = "," if brackets == "()" and len(items) == 1 else ""
-    return f"{brackets[0]}{', '.join(items)}{comma}{brackets[1]}"
+    return text_of(argument(value, {}, ""))
 
 
 def attribute(root: nn.Module, path: str) -> str:
@@ -156,16 +133,31 @@ def argument(value: object, refs: Mapping[fx.Node, Ref], training: str) -> Arg:
         return refs[value]
     if isinstance(value, TrainingFlag):
         return Ref(RefKind.ATTRIBUTE, training)
-    if isinstance(value, tuple):
+    if type(value) is tuple or isinstance(value, torch.Size):
         return tuple(argument(each, refs, training) for each in value)
-    if isinstance(value, list):
+    if type(value) is list:
         return Call("list", tuple(argument(each, refs, training) for each in value))
-    if isinstance(value, dict):
+    if type(value) is dict:
         pairs = ((argument(key, refs, training), argument(item, refs, training)) for key, item in value.items())
         return Call("dict", tuple(pairs))
     if isinstance(value, slice):
         return Call("slice", tuple(argument(each, refs, training) for each in (value.start, value.stop, value.step)))
-    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
-        constant(value)  # raises for subclasses
-        return value
-    return Constant(constant(value))
+    return _plain(value)
+
+
+def _plain(value: object) -> Arg:
+    if value is None or isinstance(value, bool) or type(value) in (int, str) or _is_finite(value):
+        return value  # type: ignore[return-value]
+    if value is ... or type(value) is bytes or (type(value) is complex and cmath.isfinite(value)):
+        return Constant("..." if value is ... else repr(value))
+    if type(value) is float:
+        return Constant(f'float("{value!r}")')
+    if isinstance(value, _SINGLETONS):
+        return Constant(str(value))
+    if isinstance(value, torch.device):
+        return Constant(f"torch.device({str(value)!r})")
+    raise CannotTraceError(f"a constant of type {type(value).__module__}.{type(value).__qualname__} cannot be printed")
+
+
+def _is_finite(value: object) -> bool:
+    return type(value) is float and math.isfinite(value)
