@@ -26,8 +26,7 @@ def concatenated(
         found = _normed(values, dim, shape, place, graph, pair) or _added(values, dim, shape, place, graph, pair)
         if found is not None:
             return found
-    key = (dim, *((each.node, each.dims) for each in values))
-    node = graph.one(key, Concatenation(shape=shape, place=place, parts=tuple(values), dim=dim))
+    node = graph.one(Concatenation(shape=shape, place=place, parts=tuple(values), dim=dim))
     return Value(node, rows_of(shape), shape)
 
 
@@ -128,7 +127,7 @@ def _normed(
         shape=whole.node.shape, place=place, kind=first.kind, x=whole.node, over=along, eps=first.eps,
         weight=first.weight, bias=first.bias,
     )  # fmt: skip
-    return Value(graph.one((first.kind, whole.node, along, first.eps, *affine), made), whole.dims, shape)
+    return Value(graph.one(made), whole.dims, shape)
 
 
 def _added(

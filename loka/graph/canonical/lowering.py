@@ -186,7 +186,7 @@ class _Lowering:
         for name, tensor in runs[0].tensors.items():
             shape = self._noted(tensor, [run.tensors[name] for run in runs])
             if name in names:
-                node = self._graph.one((name,), Parameter(shape=shape, place=-1, name=names[name]))
+                node = self._graph.one(Parameter(shape=shape, place=-1, name=names[name]))
                 self._values.setdefault(id(tensor), Value(node, rows_of(shape), shape))
         for site, (name, index) in sites.items():
             if name in names:
@@ -366,14 +366,12 @@ class _Lowering:
             # In the order of the elements of x, whichever order the dimensions have.
             over = tuple(Piece(step.size, step.stride) for step in steps_along(dims, dims, shape) or ())
             vectors = [None if each is None else _vector(each, dims, shape) for each in (found.weight, found.bias)]
-            keys = tuple(None if each is None else (each.node, each.dims) for each in vectors)
-            made: Node = Norm(
+            made = Norm(
                 shape=x.node.shape, place=place, kind=found.name, x=x.node, over=over, eps=found.eps,
                 weight=vectors[0], bias=vectors[1],
             )  # fmt: skip
-            return self._graph.one((found.name, x.node, over, found.eps, *keys), made)
-        made = Activation(shape=x.node.shape, place=place, name=found.name, x=x.node)
-        return self._graph.one((found.name, x.node), made)
+            return self._graph.one(made)
+        return self._graph.one(Activation(shape=x.node.shape, place=place, name=found.name, x=x.node))
 
 
 def _same_numbers(calls: Sequence[AtenCall]) -> bool:

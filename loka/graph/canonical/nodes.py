@@ -6,7 +6,8 @@ it reads along its own elements (`Step`), so that transposes and reshapes betwee
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import TypeVar, cast
 
 from loka.graph.canonical.layout import Dims, Piece, Size, Step
 
@@ -15,8 +16,8 @@ from loka.graph.canonical.layout import Dims, Piece, Size, Step
 class Node:
     """A value of the forward. `shape` is that of its elements in order; `place` is the statement that made it."""
 
-    shape: tuple[Size, ...]
-    place: int
+    shape: tuple[Size, ...] = field(compare=False)
+    place: int = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Linear(Node):
     weight: Node
     weight_n: tuple[Piece, ...]
     weight_k: tuple[Piece, ...]  # in the order of k
-    site: str | None  # None for a product with a Parameter that is no GEMM as it is written
+    site: str | None = field(compare=False)  # None for a product with a Parameter that is no GEMM as it is written
     bias: Value | None = None  # (N,)
     unbiased: Node | None = None  # the same without the bias
     kind: str = "linear"  # or an op of `loka.graph.ir`: REASSOCIATED, PART
@@ -129,18 +130,19 @@ class Other(Node):
     """Anything else without an effect; it is computed by the statements as they were traced."""
 
 
-Key = tuple[object, ...]
+N = TypeVar("N", bound=Node)
 
 
 @dataclass(slots=True)
 class Graph:
-    """The nodes of a forward, each once: equal keys are one node."""
+    """The nodes of a forward, each once."""
 
-    known: dict[Key, Node] = field(default_factory=dict)
+    known: dict[tuple[object, ...], Node] = field(default_factory=dict)
 
-    def one(self, key: Key, node: Node) -> Node:
-        """The node of this key: the given one, or an equal one that is known already."""
-        return self.known.setdefault((type(node), *key), node)
+    def one(self, node: N, *key: object) -> N:
+        """The given node, or one that is known already with the same key: without a key, with the same fields."""
+        own = key or tuple(getattr(node, each.name) for each in fields(node) if each.compare)
+        return cast(N, self.known.setdefault((type(node), *own), node))
 
 
 def is_weight(node: Node) -> bool:

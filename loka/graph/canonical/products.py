@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loka.graph.canonical.layout import (
     Dim,
@@ -94,7 +94,12 @@ class Products:
         of_x, of_weight = _placed(rows, n), _placed(columns, (1,) * self.runs)
         k, weight_k = (tuple(Piece(step.size, stride) for step, stride in each) for each in _both(found_k))
         shape = (*(piece.size for piece in merged(rows)), n)
-        made = self.linear(x.value.node, of_x, k, weight.value.node, merged(columns), weight_k, site, place, shape)
+        made = self.graph.one(
+            Linear(
+                shape=shape, place=place, x=x.value.node, rows=of_x, k=k, weight=weight.value.node,
+                weight_n=merged(columns), weight_k=weight_k, site=site,
+            )
+        )  # fmt: skip
         dims = tuple(
             _shown(x.pieces(label), of_x)
             if label in x.labels
@@ -105,27 +110,6 @@ class Products:
         )
         found = Value(made, dims, tuple(sizes[label] for label in out))
         return self._reassociated(made, found) or found
-
-    def linear(
-        self,
-        x: Node,
-        rows: tuple[Step, ...],
-        k: tuple[Piece, ...],
-        weight: Node,
-        weight_n: tuple[Piece, ...],
-        weight_k: tuple[Piece, ...],
-        site: str | None,
-        place: int,
-        shape: tuple[Size, ...],
-        kind: str = "linear",
-    ) -> Linear:
-        """The linear of these parts."""
-        made = Linear(
-            shape=shape, place=place, x=x, rows=rows, k=k, weight=weight, weight_n=weight_n, weight_k=weight_k,
-            site=site, kind=kind,
-        )  # fmt: skip
-        found = self.graph.one((x, rows, k, weight, weight_n, weight_k, kind), made)
-        return found if isinstance(found, Linear) else made
 
     def _product(
         self,
@@ -173,7 +157,7 @@ class Products:
             columns=of_b,
             k=(left_k, right_k),
         )
-        node = self.graph.one((made.left, made.right, made.batch, made.rows, made.columns, made.k), made)
+        node = self.graph.one(made)
         dims: list[Dim] = []
         for label in out:
             each, steps = (a, of_batch if label in together else of_a) if label in a.labels else (b, of_b)
@@ -196,10 +180,8 @@ class Products:
         batch = tuple(Piece(step.size, step.other) for step in gram.batch[0])
         rows = _sorted((*batch, *gram.k[0]))
         of_x = _placed(rows, rank)
-        inner = self.linear(
-            x, of_x, over_n, made.weight, made.weight_n, made.weight_k, made.site, made.place,
-            (*(piece.size for piece in merged(rows)), rank), REASSOCIATED,
-        )  # fmt: skip
+        shape = (*(piece.size for piece in merged(rows)), rank)
+        inner = self.graph.one(replace(made, shape=shape, x=x, rows=of_x, k=over_n, kind=REASSOCIATED))
         sizes = {"t": total((piece.size for piece in batch), self.runs), "n": n, "d": d, "r": rank}
         of_n, of_d = merged(over_n), merged(gram.k[0])
         left = Value(x, (merged(batch), of_n, of_d), (sizes["t"], n, d))
@@ -225,7 +207,6 @@ def columns_of(value: Value, dim: int, start: int, length: int, products: Produc
     )
     flat = part_of(whole, 0, start, length, False, products.graph, node.place)
     size = (length,) * runs
-    weight = flat.node
     if len(merged(node.weight_k)) != 1:
         return None
     shape = (*node.shape[:-1], size)
@@ -233,9 +214,9 @@ def columns_of(value: Value, dim: int, start: int, length: int, products: Produc
     rows = tuple(Step(step.size, times(over(step.stride, n.size) or n.size, size), step.other) for step in node.rows)
     if scale is None or any(over(step.stride, n.size) is None for step in node.rows):
         return None
-    made = products.linear(
-        node.x, rows, node.k, weight, flat.dims[0], flat.dims[1], node.site, node.place, shape, PART
-    )  # fmt: skip
+    made = products.graph.one(
+        replace(node, shape=shape, rows=rows, weight=flat.node, weight_n=flat.dims[0], weight_k=flat.dims[1], kind=PART)
+    )
     dims = tuple(
         (Piece(size, (1,) * runs),)
         if place == dim
@@ -260,10 +241,8 @@ def part_of(value: Value, dim: int, start: int, length: int, selected: bool, gra
             return part_of(first, inner.dim - selected, inner.start, inner.length, inner.selected, graph, place)
     size = (length,) * runs
     shape = tuple(size if at == dim else each for at, each in enumerate(value.shape) if at != dim or not selected)
-    key = (value.node, value.dims, dim, start, length, selected)
-    node = graph.one(
-        key, Part(shape=shape, place=place, of=value, dim=dim, start=start, length=length, selected=selected)
-    )
+    made = Part(shape=shape, place=place, of=value, dim=dim, start=start, length=length, selected=selected)
+    node = graph.one(made)
     return Value(node, rows_of(shape), shape)
 
 

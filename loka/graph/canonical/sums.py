@@ -46,7 +46,7 @@ class Sums:
         frame = shape if node is None else node.shape
         made = Pair(shape=frame, place=place, op=op, operands=(operands[0], operands[1]), cast=cast)
         key = (op, frozenset((each.node, each.steps) for each in operands), node, cast)
-        found = Value(self._graph.one(key, made), dims, shape)
+        found = Value(self._graph.one(made, *key), dims, shape)
         return (self._biased(found, a, b) or found) if op == "add" else found
 
     def _biased(self, found: Value, a: Value, b: Value) -> Value | None:
@@ -63,7 +63,7 @@ class Sums:
             if not inside or not all(all(e <= m for e, m in zip(step.end, n, strict=True)) for step in real):
                 continue
             vector = Value(bias.node, (merged(Piece(step.size, step.other) for step in real),), (n,))
-            made = self._graph.one((node, vector.node, vector.dims), replace(node, bias=vector, unbiased=node))
+            made = self._graph.one(replace(node, bias=vector, unbiased=node))
             return Value(made, found.dims, found.shape)
         return None
 
