@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -101,37 +100,23 @@ class Opened:
         return hashed.hexdigest()
 
 
-def open_comparison(comparison: Comparison) -> Opened:
-    """Load the policy, its package and its training job.
+def open_comparison(comparison: Comparison, plan: Plan | None = None) -> Opened:
+    """Load the policy, its package and its training job; in another process quietly, with the `plan` of the first.
 
     On a GPU, training runs under autocast to bfloat16 unless the policy has `autocast: none`: FP8 is then compared
     with what it would replace. Raises what `make_plan`, `make_job` and `fresh_package` raise.
     """
     policy = load_policy(comparison.policy)
-    job = _job(policy, comparison)
-    plan = make_plan(comparison.policy)
-    labels = comparison_labels(plan, comparison.against)
-    package = None if labels is ORIGINAL else fresh_package(plan, comparison.policy)
-    return _opened(policy, job, plan, labels, package)
-
-
-def _job(policy: Policy, comparison: Comparison) -> TrainingJob:
     job = make_job(policy, comparison.steps, comparison.device)
-    autocast = job.device != "cpu" and policy.train is not None and policy.train.autocast is None
-    return replace(job, autocast=True) if autocast else job
-
-
-def _opened(
-    policy: Policy,
-    job: TrainingJob,
-    plan: Plan,
-    labels: ComparisonLabels,
-    package: ModuleType | None,
-    quiet: bool = False,
-) -> Opened:
-    if package is None:
-        return Opened(policy, job, partial(adapt, adaptations=plan.adaptations), None, labels, plan)
-    return Opened(policy, adapted_job(job, plan.adaptations), patcher(package, quiet), verify, labels, plan)
+    if job.device != "cpu" and policy.train is not None and policy.train.autocast is None:
+        job = replace(job, autocast=True)
+    made = plan or make_plan(comparison.policy)
+    labels = comparison_labels(made, comparison.against)
+    if labels is ORIGINAL:
+        return Opened(policy, job, partial(adapt, adaptations=made.adaptations), None, labels, made)
+    package = fresh_package(made, comparison.policy) if plan is None else load_package(made.name)
+    patch = patcher(package, quiet=plan is not None)
+    return Opened(policy, adapted_job(job, made.adaptations), patch, verify, labels, made)
 
 
 def pair_file(opened: Opened, first_seed: int, path: Path | None, budget_percent: float | None = None) -> PairFile:
@@ -229,11 +214,7 @@ def _ignore_interrupts() -> None:
 def _opened_here(comparison: Comparison, plan: str, jobs: int) -> Opened:
     """The comparison in a process of its own, opened at its first pair, with the plan of the first process."""
     torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
-    made = from_json(plan)
-    labels = comparison_labels(made, comparison.against)
-    package = None if labels is ORIGINAL else load_package(made.name)
-    policy = load_policy(comparison.policy)
-    return _opened(policy, _job(policy, comparison), made, labels, package, quiet=True)
+    return open_comparison(comparison, from_json(plan))
 
 
 def _train(comparison: Comparison, plan: str, jobs: int, seed: int, draw: int) -> PairResult:

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from loka.bench.quality.training_job import TrainingJob
+from tests.support.bench_device import short_turns
+
+__all__ = ["short_turns"]
 
 FEATURES, SAMPLES = 8, 1000
 

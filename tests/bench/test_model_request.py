@@ -14,17 +14,9 @@ from loka.bench.device import BenchDevice
 from loka.bench.model import model_request
 from loka.bench.model.model_request import ModelRequest, check, run
 from loka.errors import InputError
-from tests.support.bench_device import CpuBench
+from tests.support.bench_device import CLICKS, FP8, CpuBench
 
-MODELS = "tests.support.models.ablation_model"
-POLICY = f"""\
-version: 1
-name: clicks
-model: {{factory: "{MODELS}:build", inputs: "{MODELS}:inputs", batch_size: 16}}
-defaults: {{compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always}}
-rules:
-  - {{match: "head", compute: keep}}
-"""
+POLICY = CLICKS + FP8 + 'rules:\n  - {match: "head", compute: keep}\n'
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.LokaWarning")
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from loka.bench import timing
 from loka.bench.device import KernelSum
 from loka.bench.model.model_report import StepOutcome
 from loka.bench.model.model_run import BlockRun, RunLimits
@@ -22,15 +21,10 @@ from loka.bench.packages import Workshop
 from loka.bench.peers import PeerMissingError
 from loka.dispatch import Patch
 from loka.mods.policy_loader import load_policy
-from tests.support.bench_device import CpuBench, out_of_memory
+from tests.support.bench_device import FP8, TRAINED, CpuBench, out_of_memory
 
-MODELS = "tests.support.models.ablation_model"
 POLICY = f"""\
-version: 1
-name: clicks
-model: {{factory: "{MODELS}:build", inputs: "{MODELS}:inputs", batch_size: 16}}
-train: {{batches: "{MODELS}:batches", loss: "{MODELS}:loss"}}
-defaults: {{compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always}}
+{TRAINED}{FP8}
 rules:
   - {{match: "head", compute: keep}}
 mods:
@@ -41,20 +35,13 @@ ROUNDS = 2
 LOOP = StepBlock(AUTOCAST, True, StepLaunch.LOOP)
 NO_LIMIT = RunLimits(ROUNDS, float("inf"))
 
-pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.LokaWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::loka.dispatch.LokaWarning"), pytest.mark.usefixtures("short_turns")]
 
 
 def subject_of(folder: Path, workshop: Workshop, text: str = POLICY) -> ModelSubject:
     path = folder / "clicks.yaml"
     path.write_text(text)
     return ModelSubject(load_policy(path), workshop)
-
-
-@pytest.fixture(autouse=True)
-def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU takes its time."""
-    monkeypatch.setattr(timing, "STEPS", 1)
-    monkeypatch.setattr(timing, "TURN_WARM_UPS", 0)
 
 
 @pytest.fixture

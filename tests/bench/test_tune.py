@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from loka.bench import timing
 from loka.bench.model.model_run import RunLimits
 from loka.bench.model.model_variants import MODEL_BASELINE
 from loka.bench.tune import tune as tune_module
@@ -21,18 +20,11 @@ from loka.plan.tuning.candidates import NATIVE_TITLE, STANDING_TITLE, Candidates
 from loka.plan.tuning.choices import AS_IT_STANDS
 from loka.plan.tuning.record import MeasuredCandidate
 from loka.policy.policy import Policy
-from tests.support.bench_device import CpuBench
+from tests.support.bench_device import TRAINED, CpuBench
 from tests.support.plan.plan_costs import SCALED_MM, MadeUp
 from tests.support.plan.tuned import BF16_MS, MadeUpSteps, outcome_of, safe_policy, tune
 
-MODELS = "tests.support.models.ablation_model"
-POLICY = f"""\
-version: 1
-name: clicks
-model: {{factory: "{MODELS}:build", inputs: "{MODELS}:inputs", batch_size: 16}}
-train: {{batches: "{MODELS}:batches", loss: "{MODELS}:loss"}}
-defaults: {{compute: auto, scaling: auto}}
-"""
+POLICY = f"{TRAINED}defaults: {{compute: auto, scaling: auto}}\n"
 FUSED = "BF16 in fused kernels"
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.LokaWarning")
@@ -164,12 +156,6 @@ def test_a_machine_without_a_gpu_or_of_another_target(policy: Policy, monkeypatc
     with pytest.raises(InputError, match=r"target is h100, and this machine has NVIDIA H200, .*; write target: h200"):
         require_target(policy)
     require_target(replace(policy, target="h200"))
-
-
-@pytest.fixture
-def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "STEPS", 1)
-    monkeypatch.setattr(timing, "TURN_WARM_UPS", 0)
 
 
 @pytest.mark.slow

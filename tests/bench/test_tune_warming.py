@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-from loka.bench import timing
 from loka.bench.model.model_run import RunLimits
 from loka.bench.model.model_variants import MODEL_BASELINE, Casting, ModelVariant, StepBlock, StepLaunch
 from loka.bench.packages import Workshop
@@ -26,21 +25,14 @@ from loka.bench.tune.warming import CONTEXT_MIB, MARGIN, Warming, process_count,
 from loka.kernels import call_counters
 from loka.plan.tuning.candidates import Candidate, Candidates
 from loka.policy.policy import Policy
-from tests.support.bench_device import CpuBench
+from tests.support.bench_device import TRAINED, CpuBench
 from tests.support.failing_bench import FailingElsewhere
 from tests.support.plan.tuned import safe_policy
 
-MODELS = "tests.support.models.ablation_model"
-POLICY = f"""\
-version: 1
-name: clicks_warm
-model: {{factory: "{MODELS}:build", inputs: "{MODELS}:inputs", batch_size: 16}}
-train: {{batches: "{MODELS}:batches", loss: "{MODELS}:loss"}}
-defaults: {{compute: auto, scaling: auto}}
-"""
+POLICY = f"{TRAINED}defaults: {{compute: auto, scaling: auto}}\n".replace("clicks", "clicks_warm")
 MIB = 2**20
 
-pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.LokaWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::loka.dispatch.LokaWarning"), pytest.mark.usefixtures("short_turns")]
 
 
 @pytest.fixture
@@ -51,12 +43,6 @@ def policy(tmp_path: Path) -> Policy:
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-
-
-@pytest.fixture(autouse=True)
-def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "STEPS", 1)
-    monkeypatch.setattr(timing, "TURN_WARM_UPS", 0)
 
 
 def in_fp8(policy: Policy, count: int) -> list[Candidate]:

@@ -15,6 +15,9 @@ from typer.testing import CliRunner
 from loka.codegen import generation
 from loka.plan import planner
 from loka.plan.planner import Planned
+from tests.support.bench_device import short_turns
+
+__all__ = ["short_turns"]
 
 MODEL = """\
 import torch

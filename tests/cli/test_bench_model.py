@@ -9,28 +9,18 @@ from typing import Any
 
 import pytest
 
-from loka.bench import timing
 from loka.bench.model import model_request
 from tests.support import markdown
-from tests.support.bench_device import CpuBench
-
-MODELS = "tests.support.models.ablation_model"
-POLICY = f"""\
-version: 1
-name: clicks
-model: {{factory: "{MODELS}:build", inputs: "{MODELS}:inputs", batch_size: 16}}
-defaults: {{compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always}}
-"""
+from tests.support.bench_device import CLICKS, FP8, CpuBench
 
 
 @pytest.fixture
-def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_turns: None) -> Path:
     """A policy, and a device for it."""
     monkeypatch.setattr(model_request, "require_gpu", lambda: None)
     monkeypatch.setattr(model_request, "BenchDevice", CpuBench)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a device")
-    monkeypatch.setattr(timing, "STEPS", 1)
-    (tmp_path / "clicks.yaml").write_text(POLICY)
+    (tmp_path / "clicks.yaml").write_text(CLICKS + FP8)
     return tmp_path / "clicks.yaml"
 
 

@@ -9,21 +9,16 @@ from typing import Any
 
 import pytest
 
-from loka.bench import timing
 from loka.bench.tune import tune as tune_module
 from loka.kernels.measurements.versions import Versions
 from loka.plan.tuning.record import read_records
 from tests.support import markdown
-from tests.support.bench_device import CpuBench
+from tests.support.bench_device import TRAINED, CpuBench
 from tests.support.plan.plan_costs import HOPPER
 from tests.support.plan.tuned import safe_policy
 
-MODELS = "tests.support.models.ablation_model"
 POLICY = f"""\
-version: 1
-name: clicks
-model: {{factory: "{MODELS}:build", inputs: "{MODELS}:inputs", batch_size: 16}}
-train: {{batches: "{MODELS}:batches", loss: "{MODELS}:loss"}}
+{TRAINED}
 defaults: {{compute: auto, scaling: rowwise, fuse: never}}
 rules: [{{match: "layers.*", compute: keep}}]
 """
@@ -37,14 +32,12 @@ def policy(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+def hopper(monkeypatch: pytest.MonkeyPatch, short_turns: None) -> None:
     """The CPU stands in for an H100, in short turns."""
     monkeypatch.setattr(tune_module, "require_gpu", lambda verb: None)
     monkeypatch.setattr(tune_module, "TimedDevice", CpuBench)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: HOPPER.device)
     monkeypatch.setattr(Versions, "here", lambda: HOPPER)
-    monkeypatch.setattr(timing, "STEPS", 1)
-    monkeypatch.setattr(timing, "TURN_WARM_UPS", 0)
 
 
 Loka = Callable[..., Any]

@@ -7,10 +7,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+from loka.bench import timing
 from loka.bench.device import MIB, BenchDevice, CaptureError, KernelSum
+
+MODELS = "tests.support.models.ablation_model"
+CLICKS = f"""\
+version: 1
+name: clicks
+model: {{factory: "{MODELS}:build", inputs: "{MODELS}:inputs", batch_size: 16}}
+"""
+TRAINED = f'{CLICKS}train: {{batches: "{MODELS}:batches", loss: "{MODELS}:loss"}}\n'
+FP8 = "defaults: {compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always}\n"
+
+
+@pytest.fixture
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU takes its time."""
+    monkeypatch.setattr(timing, "STEPS", 1)
+    monkeypatch.setattr(timing, "TURN_WARM_UPS", 0)
 
 
 @dataclass
