@@ -63,12 +63,6 @@ def test_a_run_repeats_exactly_and_leaves_the_callers_generator_alone(job: Train
     assert train(build(job, 8), job, 8).ne != first.ne
 
 
-def test_a_pair_without_a_change_is_the_same_run_twice(job: TrainingJob) -> None:
-    pair = train_pair(job, lambda model: None, seed=3)
-    assert pair.ne_difference_percent == 0
-    assert pair.as_is.train_loss == pair.patched.train_loss
-
-
 def test_a_pair_starts_from_the_same_weights_though_the_factory_draws_new_ones(job: TrainingJob) -> None:
     calls = []
 
@@ -256,16 +250,6 @@ class TwoHeads(nn.Module):
         return first if self.one_evaluated and not self.training else (first, second)
 
 
-def test_a_model_of_two_heads_is_refused_before_any_step(job: TrainingJob) -> None:
-    trained: list[object] = []
-    job = replace(job, factory=lambda: TwoHeads(False), loss=lambda output, target: trained.append(output))
-    with pytest.raises(InputError, match=r"a tuple of \(1000,\) and \(1000,\) for a target of \(1000,\)"):
-        train(build(job, 0), job, 0)
-    with pytest.raises(InputError, match=r"name the heads of .*, or return the one .* where self.training is False"):
-        train_pair(job, lambda model: trained.append(model), 0)
-    assert trained == []
-
-
 def test_a_model_of_two_heads_trains_where_it_evaluates_one(job: TrainingJob) -> None:
     def loss(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
         return nn.functional.binary_cross_entropy_with_logits(torch.stack(output, 1), target)
@@ -275,17 +259,6 @@ def test_a_model_of_two_heads_trains_where_it_evaluates_one(job: TrainingJob) ->
 
     made = replace(job, factory=lambda: TwoHeads(True), batches=labels, loss=loss)
     assert train_pair(made, lambda model: None, 0).as_is.ne < 0.95
-
-
-def test_labels_of_several_heads_are_refused_before_any_step_where_none_is_named(job: TrainingJob) -> None:
-    def several(size: int, seed: int):  # type: ignore[no-untyped-def]
-        return ((inputs, {"click": click, "buy": click}) for inputs, click in job.batches(size, seed))
-
-    trained: list[object] = []
-    made = replace(job, loss=lambda output, target: trained.append(output), test_batches=several)
-    with pytest.raises(InputError, match=r"for a target of a dict of click: \(\d+,\), buy: \(\d+,\): name the heads"):
-        train(build(made, 0), made, 0)
-    assert trained == []
 
 
 @pytest.mark.parametrize("autocast", [False, True])

@@ -21,7 +21,6 @@ from benchmarks.aoti.jobs import (
     Action,
     AotiModel,
     Job,
-    ModelForm,
     Outcome,
     compiling,
     running,
@@ -90,12 +89,6 @@ def test_a_process_that_takes_too_long_is_an_outcome(tmp_path: Path, monkeypatch
 def test_a_model_without_fp8_is_no_subject(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no GEMM of .*:narrow would run in FP8"):
         write_package(subject(tmp_path, "narrow"), "CPU")
-
-
-def test_jobs_travel_as_text(tmp_path: Path) -> None:
-    form = ModelForm("bf16-mmap", options={"aot_inductor.force_mmap_weights": True})
-    job = Job("a", subject(tmp_path), form, Action.RUN, True, 3, {"CUDA_LAUNCH_BLOCKING": "1"})
-    assert Job.from_json(job.to_json()) == job
 
 
 def test_every_package_that_runs_or_is_timed_was_compiled(tmp_path: Path) -> None:

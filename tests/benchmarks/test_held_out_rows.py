@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.held_out.held_out_cases import CASES, StudySizes
 from benchmarks.held_out.held_out_report import markdown
-from benchmarks.held_out.held_out_rows import COPULA, GAUSSIAN, HeldOutRow, JudgedRow, gaps, grouped, interval, misses
+from benchmarks.held_out.held_out_rows import COPULA, GAUSSIAN, HeldOutRow, JudgedRow, gaps, interval, misses
 from loka.numerics.enums import Format, Gemm, Scaling
 from loka.probe.profile.profile import Interval
 
@@ -29,13 +29,6 @@ def row(
 ) -> HeldOutRow:
     numbers = [v if isinstance(v, Interval) else exactly(v) for v in (mere, sqnr, actual_mere, actual_sqnr)]
     return HeldOutRow("Wukong", "clicks", site, gemm, Format.E4M3, Scaling.ROWWISE, sampler, *numbers)
-
-
-def test_a_gap_is_predicted_minus_actual_and_relative_to_the_actual_in_mere() -> None:
-    one = row(sqnr=31.5, actual_sqnr=30.0, mere=0.09, actual_mere=0.12)
-    assert one.gap_db == 1.5
-    assert one.gap_mere_percent == pytest.approx(-25.0)
-    assert one.recipe == "e4m3 rowwise"
 
 
 def test_gaps_that_are_not_finite() -> None:
@@ -107,12 +100,6 @@ def test_an_infinite_gap_of_the_other_sampler_is_no_improvement() -> None:
     rows = [row(sqnr=31.0), row(sampler=COPULA, sqnr=-math.inf)]
     found = misses(rows, COPULA, "SQNR")
     assert (found.ratio_median, found.halved) == (math.inf, 0.0)
-
-
-def test_groups_keep_the_order_of_their_first_rows() -> None:
-    rows = [row("b"), row("a"), row("b", gemm=Gemm.WGRAD)]
-    assert {site: len(group) for site, group in grouped(rows, lambda one: one.site).items()} == {"b": 2, "a": 1}
-    assert list(grouped(rows, lambda one: one.site)) == ["b", "a"]
 
 
 def test_the_report_holds_the_figures_and_says_what_is_missed() -> None:

@@ -17,7 +17,6 @@ from benchmarks.region.region import (
     Shape,
     build,
     chain_of,
-    check_shape,
     parse_shape,
     subject,
 )
@@ -145,13 +144,6 @@ def test_shapes_are_m_n_k() -> None:
 def test_what_is_no_shape(text: str) -> None:
     with pytest.raises(InputError, match="is no shape; write M,N,K"):
         parse_shape(text)
-
-
-def test_blocks_must_fill_a_block_norm_region() -> None:
-    check_shape(Form.BLOCK_NORM, Shape(64, 512, 100))
-    check_shape(Form.LAYER_NORM, Shape(64, 300, 100))
-    with pytest.raises(InputError, match="N = 300 is no multiple of 256"):
-        check_shape(Form.BLOCK_NORM, Shape(64, 300, 100))
 
 
 def test_passes_of_a_chain_in_bf16() -> None:

@@ -1,44 +1,23 @@
-"""What is said of mods fits a terminal, and is one line in a file."""
+"""What is said of mods and of planning, once and at its place."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from io import StringIO
 
 import pytest
 
-from loka.cli.output import announce_plan, print_line
+from loka.cli.output import announce_plan
 from loka.cli.verbs.diff import region_lines
 from loka.mods.adaptation import Unchanged
 from loka.mods.modded_model import idle_problems
 from loka.mods.policy_loader import load_policy
 from loka.plan.view.diff import RegionChange
 
-LINE = "  " + "nine eight " * 20 + "end"
-
 
 class Terminal(StringIO):
     def isatty(self) -> bool:
         return True
-
-
-def test_a_long_line_goes_on_below_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((100, 40)))
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    print_line(LINE)
-    first, *rest = sys.stdout.getvalue().splitlines()
-    assert all(len(line) <= 100 for line in (first, *rest))
-    assert first.startswith("  nine")
-    assert all(line.startswith("      ") and line[6] != " " for line in rest)
-    assert " ".join([first, *rest]).split() == LINE.split()
-
-
-def test_a_long_line_is_one_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", StringIO())
-    print_line(LINE)
-    assert sys.stdout.getvalue() == LINE + "\n"
 
 
 def test_regions_of_layers_that_change_alike_are_told_once() -> None:

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from loka.mods.policy_loader import load_policy
 from loka.probe.profile.profile_file import save
 from tests.support.plan.shop_profile import profile_of
 
@@ -50,22 +49,6 @@ def test_a_profile_at_its_default_place_is_used_without_being_named(shop, loka):
     assert data["sites_fp8"] > 0
     assert loka("plan", shop.policy).err == ""
     assert loka("explain", shop.policy, "dense").status == 0
-
-
-def test_where_a_profile_lies(shop):
-    shop.write_policy(POLICY)
-    assert load_policy(shop.policy).profile_file is None
-    assert load_policy(shop.policy).default_profile == "profiles/shop.safetensors"
-    (shop.folder / DEFAULT).parent.mkdir()
-    (shop.folder / DEFAULT).touch()
-    found = load_policy(shop.policy)
-    assert (str(found.profile_file), found.profile, found.profile_name) == (DEFAULT, None, "profiles/shop.safetensors")
-    shop.write_policy(POLICY + "profile: profiles/other.safetensors\n")
-    named = load_policy(shop.policy)
-    assert (str(named.profile_file), named.profile_name) == (
-        "policies/profiles/other.safetensors",
-        "profiles/other.safetensors",
-    )
 
 
 @pytest.mark.slow

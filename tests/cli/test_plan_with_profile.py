@@ -11,8 +11,7 @@ import pytest
 
 from loka.numerics.enums import Gemm
 from loka.probe.profile.profile_file import save
-from tests.support.plan.made_profiles import as_version_2
-from tests.support.plan.shop_profile import SIZES, profile_of
+from tests.support.plan.shop_profile import profile_of
 
 pytestmark = pytest.mark.slow
 
@@ -43,10 +42,6 @@ def learned(shop) -> Callable[..., None]:
 
 def line_of(text: str, site: str) -> str:
     return next(line for line in text.splitlines() if line.startswith(f"{site} "))
-
-
-def test_without_a_profile_the_columns_are_not_there(shop, loka):
-    assert "MERE" not in loka("plan", shop.policy).out
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)])
@@ -130,16 +125,6 @@ def test_a_profile_of_another_model_is_refused(shop, loka, learned):
     assert "was learned of other:build, and this policy is for shopmodel:build" in ran.err
 
 
-def test_a_site_that_changed_its_shape_is_refused_with_both(shop, loka, learned):
-    learned()
-    save(shop.folder / FILE, profile_of({}, SIZES | {"layers.1.up": (48, 32)}))
-    ran = loka("plan", shop.policy)
-    assert ran.status == 2
-    assert (
-        "site 'layers.1.up' has K = 48, N = 32 in profiles/shop.safetensors and K = 24, N = 32 in the model" in ran.err
-    )
-
-
 def test_the_profile_of_a_base_is_found_beside_the_base(shop, loka, learned):
     learned()
     (shop.folder / "mine.yaml").write_text("version: 1\nname: mine\nextends: policies/shop.yaml\n")
@@ -184,11 +169,3 @@ def test_what_a_terminal_shows_goes_by_its_encoding(encoding, shows, monkeypatch
     out.encoding = encoding
     monkeypatch.setattr(sys, "stdout", out)
     assert _shows("▁█") is shows
-
-
-def test_a_profile_of_an_earlier_loka_says_what_to_run(shop, loka, learned):
-    learned()
-    as_version_2(shop.folder / FILE)
-    ran = loka("plan", shop.policy)
-    assert ran.status == 2
-    assert f"{FILE}: a profile of an earlier LoKA (version 2, and this one reads 3); make it again" in ran.err

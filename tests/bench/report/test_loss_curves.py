@@ -6,8 +6,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from loka.bench.quality.pair_file import KeptPairs, PairFile, RunFacts, read_pairs
 from loka.bench.quality.training import PairResult, TrainResult
 from loka.bench.report.loss_curves import kept_runs, run_chart
@@ -97,16 +95,3 @@ def test_a_file_goes_on_though_its_facts_changed(tmp_path: Path) -> None:
     assert found is not None
     assert (found.facts, [each.seed for each in found.pairs]) == (FACTS, [0, 1])
     assert read_pairs(tmp_path / "missing.jsonl") is None
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        "", "[]", "3", '{"loka_compare": 1}', '{"loka_compare": 2, "comparison": "one", "about": 3}',
-        '{"loka_compare": 2, "comparison": "one", "about": {"plan": "a", "device": 3}}',
-    ],
-)  # fmt: skip
-def test_other_files_hold_no_pairs(head: str, tmp_path: Path) -> None:
-    path = tmp_path / "pairs.jsonl"
-    path.write_text(f"{head}\n", encoding="utf-8")
-    assert read_pairs(path) is None
