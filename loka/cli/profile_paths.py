@@ -15,7 +15,6 @@ from loka.paths import resolved_path
 
 if TYPE_CHECKING:
     from loka.cli.probe_run import Learned
-    from loka.graph.sites.site import Site
     from loka.plan.examine import Examined
     from loka.policy.policy import Policy
     from loka.probe.profile.profile import Profile
@@ -86,7 +85,7 @@ def merge_profiles(examined: Examined, files: Sequence[str]) -> Learned:
     from loka.probe.profile.profile import Profile
     from loka.probe.profile.summarise import unite
 
-    policy, loaded = examined.policy, []
+    loaded = []
     for number, path in enumerate(files):
         if any(os.path.exists(path) and os.path.samefile(path, other) for other in files[:number]):
             raise InputError(f"--from: {path} is given twice; its samples would count twice: name it once")
@@ -96,37 +95,23 @@ def merge_profiles(examined: Examined, files: Sequence[str]) -> Learned:
                 f"{path}: a summary, without the statistics that --from merges; name the full form beside it, "
                 f"{Path(path).name.removesuffix(SUFFIX)}.full{SUFFIX}"
             )
-        check_model(policy, found.profile.model, path)
-        check_mods(examined, found.profile, path)
+        check_fits(examined, found.profile, path, "--from")
         loaded.append(found)
     merged = reduce(unite, loaded)
-    return Learned(replace(merged, profile=replace(merged.profile, name=policy.name)), {}, {})
+    return Learned(replace(merged, profile=replace(merged.profile, name=examined.policy.name)), {}, {})
 
 
-def check_model(policy: Policy, model: str, path: str) -> None:
-    """Raise InputError if the profile at `path` is of another factory than the policy's."""
-    if model != policy.model.factory:
+def check_fits(examined: Examined, profile: Profile, path: str, option: str) -> None:
+    """Raise InputError if the profile at `path` is of another model, mods or shapes than the policy's.
+
+    `option`: what named it, for messages.
+    """
+    from loka.plan.evidence import ProfiledSites, check_sites
+
+    policy = examined.policy
+    if profile.model != policy.model.factory:
         raise InputError(
-            f"{path}: a profile of {model}, but {policy.where('model.factory')} names {policy.model.factory}; "
+            f"{path}: a profile of {profile.model}, but {policy.where('model.factory')} names {policy.model.factory}; "
             "name the profile of this model, or run loka probe"
         )
-
-
-def check_mods(examined: Examined, profile: Profile, path: str) -> None:
-    """Raise InputError if the profile at `path` was learned on a model with other mods."""
-    from loka.mods.adaptation import mismatch_reason, mod_fingerprints
-
-    other = mismatch_reason(profile.mods, mod_fingerprints(examined.adapted.adaptations))
-    if other is not None:
-        raise InputError(f"{path}: learned of the model {other}: this policy's mods make another; run loka probe")
-
-
-def check_shapes(sites: Sequence[Site], profile: Profile, path: str) -> None:
-    """Raise InputError, with both shapes, if a site has another shape than in the profile at `path`."""
-    for site in sites:
-        known = profile.site(site.name)
-        if known is not None and (known.k, known.n) != (site.k, site.n):
-            raise InputError(
-                f"{path}: site {site.name!r} has K = {known.k}, N = {known.n} in the profile and K = {site.k}, "
-                f"N = {site.n} in the model: the model changed; run loka probe again"
-            )
+    check_sites(ProfiledSites.of(profile, path, "", option), examined.sites, examined.adapted.adaptations)

@@ -196,16 +196,14 @@ def _check_drift(
 ) -> None:
     """Compare a fresh sample with the policy's profile. Raises InputError if it is missing or of another model."""
     from loka.cli.probe_run import record
-    from loka.cli.profile_paths import Places, check_model, check_mods, check_shapes
+    from loka.cli.profile_paths import Places, check_fits
     from loka.cli.tables.probe_tables import drift_result, show_drift
     from loka.probe import drift
     from loka.probe.profile import profile_file
 
     path = Places.of(examined.policy, None).summary
     known = profile_file.load_profile(path)
-    check_model(examined.policy, known.model, str(path))
-    check_mods(examined, known, str(path))
-    check_shapes(examined.sites, known, str(path))
+    check_fits(examined, known, str(path), "--check")
     fresh = record(examined, steps or known.steps, every or (None if steps else known.every), seed, device)
     drifts = drift.compare(known, fresh.recorded.profile)
     beyond = drift.exceeded(drifts)
