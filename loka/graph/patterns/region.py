@@ -8,16 +8,10 @@ from loka.graph.expression import PRODUCT, Ref, RefKind
 from loka.graph.ir import PART, ForwardIR, Region, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, norm_starting_at, over_other_dimensions
-from loka.graph.sites.flow import ELEMENTWISE
+from loka.graph.sites.flow import ACTIVATIONS, ELEMENTWISE
 
 NORMS = frozenset(TORCH_NORMS)  # over the last dimension
 NORM_MODULES = tuple(norm.module for norm in TORCH_NORMS.values() if norm.module is not None)
-ACTIVATIONS = frozenset(
-    {
-        "relu", "relu6", "silu", "gelu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "elu",
-        "selu", "celu", "softplus", "softsign", "logsigmoid", "mish",
-    }
-)  # fmt: skip
 
 
 def find_regions(forward: ForwardIR, wanted: Collection[str]) -> tuple[Region, ...]:

@@ -23,13 +23,13 @@ NORM_OPERATIONS = frozenset(
         *("rsqrt", "norm", "linalg_vector_norm", "linalg_norm"),
     )
 )
-_ACTIVATIONS = frozenset(
+ACTIVATIONS = frozenset(
     (
         *("relu", "relu6", "silu", "gelu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu"),
-        *("elu", "selu", "celu", "softplus", "softsign", "logsigmoid", "mish", "erf", "exp"),
-        *("threshold", "where", "maximum", "max"),
+        *("elu", "selu", "celu", "softplus", "softsign", "logsigmoid", "mish"),
     )
 )
+_ACTIVATIONS = ACTIVATIONS | {"erf", "exp", "threshold", "where", "maximum", "max"}  # and what they are written with
 _OTHERS = frozenset(
     (
         *("add", "sub", "mul", "div", "addcmul", "addcdiv", "neg", "reciprocal", "sqrt", "getitem"),

@@ -361,13 +361,7 @@ def _is_tensor(node: fx.Node) -> bool:
 
 def _values(value: Any) -> Any:
     """Arguments with values for nodes."""
-    if isinstance(value, fx.Node):
-        return value.meta.get("example_value")
-    if isinstance(value, tuple | list):
-        return tuple(map(_values, value)) if isinstance(value, tuple) else list(map(_values, value))
-    if isinstance(value, slice):
-        return slice(_values(value.start), _values(value.stop), _values(value.step))
-    return {key: _values(each) for key, each in value.items()} if isinstance(value, dict) else value
+    return fx.node.map_arg(value, lambda node: node.meta.get("example_value"))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -144,8 +144,7 @@ class Merged:
     def _add(
         self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], row: Sequence[fx.Node] = ()
     ) -> fx.Node:
-        plain = [arg if not isinstance(arg, TrainingFlag) else True for arg in args]
-        made = self._graph.create_node(kind, target, tuple(_without_flags(plain)), _without_flags(dict(kwargs)))
+        made = self._graph.create_node(kind, target, _without_flags(args), _without_flags(kwargs))
         self.ops.append(Op(made, args, kwargs, self._child, self._line))
         values = [each.meta.get("example_value") for each in row]
         made.meta["is_tensor"] = not row or any(isinstance(each, torch.Tensor) for each in tree_leaves(values[0]))
@@ -377,13 +376,7 @@ def _shape(value: Any) -> tuple[Any, ...]:
 
 def _without_flags(value: Any) -> Any:
     """Arguments for a node of fx, which knows no flags."""
-    if isinstance(value, TrainingFlag):
-        return True
-    if isinstance(value, tuple | list):
-        return type(value)(map(_without_flags, value))
-    if isinstance(value, dict):
-        return {key: _without_flags(item) for key, item in value.items()}
-    return value
+    return fx.node.map_aggregate(value, lambda each: True if isinstance(each, TrainingFlag) else each)
 
 
 def _named(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -10,8 +10,8 @@ from torch import nn
 from loka.graph.expression import Call, Ref, RefKind, local, method, writes
 from loka.graph.ir import ForwardIR, Statement
 from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.patterns.region import ACTIVATIONS, NORM_MODULES, NORMS
-from loka.graph.sites.flow import ELEMENTWISE
+from loka.graph.patterns.region import NORM_MODULES, NORMS
+from loka.graph.sites.flow import ACTIVATIONS, ELEMENTWISE
 from loka.graph.source import has_hooks
 
 SUMS = frozenset(("add_", "sub_", "mul_", "div_"))  # methods that return what they write into

@@ -22,7 +22,7 @@ from loka.errors import LokaError
 from loka.graph.expression import PRODUCT, Arg, Call, Ref, RefKind, items_of, local, locals_in, method, text_of
 from loka.graph.ir import ForwardIR, Shape, Statement
 from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.patterns.region import ACTIVATIONS
+from loka.graph.sites.flow import ACTIVATIONS
 from loka.mods.adaptation import Unchanged
 from loka.mods.rewriting import rewriting_tools
 from loka.mods.rewriting.rewriting_tools import PlainLinear, Size

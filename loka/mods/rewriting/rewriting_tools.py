@@ -10,8 +10,8 @@ from loka.graph.expression import PRODUCT, Call, Ref, RefKind, local, mapped, of
 from loka.graph.ir import ForwardIR, SiteCall, Statement
 from loka.graph.patterns import fm_interaction
 from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.patterns.region import ACTIVATIONS, NORMS
-from loka.graph.sites.flow import ELEMENTWISE
+from loka.graph.patterns.region import NORMS
+from loka.graph.sites.flow import ACTIVATIONS, ELEMENTWISE
 from loka.graph.trace.printer import variable
 
 VIEWS = frozenset({"getitem", "unbind", "chunk", "split"})
