@@ -141,7 +141,7 @@ class ConcatNorm:
     skipped: tuple[int, ...]  # the concatenation and the sum, where present, and the norm's statements before its last
     parts: tuple[Ref, ...]  # (B, n_i, d) each
     residual: Ref | None  # (B, n, d), n being the sum of the n_i
-    rows: tuple[int, ...] = ()  # the n_i; missing in plans before version 4
+    rows: tuple[int, ...]  # the n_i
 
     @property
     def places(self) -> tuple[int, ...]:

@@ -257,13 +257,10 @@ def multiplied(value: Value) -> tuple[Factor, Factor, dict[str, Size]] | None:
     if not isinstance(node, Pair) or node.op != "mul":
         return None
     labels = [str(place) for place in range(len(value.dims))]
-    found: list[Factor] = []
-    for operand in node.operands:
-        dims = translated(value.dims, operand.steps)
-        if dims is None:
-            return None
-        found.append(factor(Value(operand.node, dims, value.shape), labels))
-    return found[0], found[1], dict(zip(labels, value.shape, strict=True))
+    a, b = (operand_value(operand, value) for operand in node.operands)
+    if a is None or b is None:
+        return None
+    return factor(a, labels), factor(b, labels), dict(zip(labels, value.shape, strict=True))
 
 
 def operand_value(operand: Operand, value: Value) -> Value | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from loka.errors import InputError
@@ -20,7 +20,7 @@ from loka.graph.sites.merge_calls import (
 )
 from loka.graph.sites.operations import TRANSFORMED, OtherProduct
 from loka.graph.sites.site import Opaque, Site
-from loka.graph.sites.train_eval_diff import fused_in_evaluation
+from loka.graph.sites.train_eval_diff import is_fused
 from loka.model.build_model import BuiltModel
 
 
@@ -64,7 +64,7 @@ def sites_in(built: BuiltModel, forwards: Forwards) -> SiteMap:
     groups = calls_by_site(training, evaluation, order)
     in_training = {name: calls for name, (calls, _) in groups.items() if calls}
     sites, merge_notes = to_sites(groups, built.batch_size, total)
-    sites, fused_notes = _without_fused(sites, fused_in_evaluation(modules))
+    sites, fused_notes = _without_fused(sites, [name for name, module in modules.items() if is_fused(module)])
     sites = in_model_order((*sites, *never_called(built.module, forwards.called, sites)), order)
     empty = next((site for site in sites if not site.k or not site.n), None)
     if empty is not None:
@@ -81,7 +81,7 @@ def sites_in(built: BuiltModel, forwards: Forwards) -> SiteMap:
     )
 
 
-def _without_fused(sites: tuple[Site, ...], fused: tuple[str, ...]) -> tuple[tuple[Site, ...], tuple[str, ...]]:
+def _without_fused(sites: tuple[Site, ...], fused: Sequence[str]) -> tuple[tuple[Site, ...], tuple[str, ...]]:
     """Remove the evaluation calls of nn.Linears that torch's fused encoder layers bypass."""
     bypassed = {f"{name}.{linear}" if name else linear for name in fused for linear in ("linear1", "linear2")}
     kept = tuple(replace(site, calls_eval=0) if site.name in bypassed else site for site in sites)

@@ -32,17 +32,12 @@ def _mentions(code: CodeType) -> bool:
     return not _TELLS.isdisjoint(code.co_names) or any(_mentions(c) for c in code.co_consts if isinstance(c, CodeType))
 
 
-def fused_in_evaluation(modules: dict[str, nn.Module]) -> tuple[str, ...]:
-    """Names of the nn.TransformerEncoderLayers that run as one fused kernel in evaluation without gradients.
+def is_fused(layer: nn.Module) -> bool:
+    """True for an nn.TransformerEncoderLayer that runs as one fused kernel in evaluation without gradients.
 
-    Their nn.Linears are then read, not called. The conditions are those of torch's forward that can be checked in
+    Its nn.Linears are then read, not called. The conditions are those of torch's forward that can be checked in
     advance; it also requires a three-dimensional input and no autocast.
     """
-    return tuple(name for name, module in modules.items() if is_fused(module))
-
-
-def is_fused(layer: nn.Module) -> bool:
-    """True if a module is such a layer."""
     original = nn.TransformerEncoderLayer.forward
     if not isinstance(layer, nn.TransformerEncoderLayer) or type(layer).forward is not original:
         return False

@@ -87,16 +87,6 @@ def test_pieces_that_are_one_as_such_are_merged() -> None:
     assert merged([Piece((2, 2), (3, 5)), Piece((3, 3), (1, 1))]) == (Piece((2, 2), (3, 5)), Piece((3, 3), (1, 1)))
 
 
-def test_regrouped_by_hand() -> None:
-    rows = [piece(24, 1)]
-    assert regrouped(rows, sizes(2, 3, 4)) == ((piece(2, 12),), (piece(3, 4),), (piece(4, 1),))
-    assert regrouped(rows, sizes(1, 24)) == ((), (piece(24, 1),))
-    columns = [piece(4, 1), piece(6, 4)]  # a matrix (6, 4), transposed
-    assert regrouped(columns, sizes(24)) == ((piece(4, 1), piece(6, 4)),)
-    assert regrouped(columns, sizes(4, 2, 3)) == ((piece(4, 1),), (piece(2, 12),), (piece(3, 4),))
-    assert regrouped(columns, sizes(2, 12)) == ((piece(2, 2),), (piece(2, 1), piece(6, 4)))
-
-
 @pytest.mark.parametrize(("shape", "why"), [((3, 8), "cuts unevenly"), ((4, 3), "too few"), ((4, 12), "too many")])
 def test_no_view_of_such_a_shape(shape: tuple[int, ...], why: str) -> None:
     assert regrouped([piece(4, 1), piece(6, 4)], sizes(*shape)) is None, why
@@ -113,25 +103,6 @@ def test_a_batch_is_cut_alike_in_each_run() -> None:
 def test_views_show_the_elements_that_torch_shows(seed: int) -> None:
     tensor, dims = random_view(random.Random(seed))
     assert torch.equal(shown(dims), tensor)
-
-
-def test_equal_layouts_are_equal_however_they_are_made() -> None:
-    dims = rows_of(sizes(6, 4))
-    twice = regrouped([each for dim in (dims[1], dims[0]) for each in dim], sizes(4, 6))
-    assert twice == (dims[1], dims[0])
-    split = regrouped([piece(24, 1)], sizes(2, 3, 4))
-    assert split is not None
-    assert regrouped([each for dim in split for each in dim], sizes(6, 4)) == dims
-
-
-def test_steps_along_by_hand() -> None:
-    rows, columns = rows_of(sizes(6, 4)), ((piece(6, 1),), (piece(4, 6),))
-    assert steps_along(rows, rows, sizes(6, 4)) == (step(24, 1, 1),)
-    assert steps_along(rows, columns, sizes(6, 4)) == (step(6, 4, 1), step(4, 1, 6))
-    assert steps_along(rows, ((), (piece(4, 1),)), sizes(6, 4)) == (step(6, 4, 0), step(4, 1, 1))
-    assert steps_along(rows, ((piece(4, 1),),), sizes(6, 4)) == (step(6, 4, 0), step(4, 1, 1))  # fewer dimensions
-    halves = (((piece(2, 1), piece(3, 2))), (piece(4, 6),))  # rows of the other in another order
-    assert steps_along(rows, halves, sizes(6, 4)) == (step(2, 12, 1), step(3, 4, 2), step(4, 1, 6))
 
 
 def test_no_steps_where_pieces_cannot_be_paired() -> None:
@@ -169,15 +140,6 @@ def test_steps_lead_from_each_element_to_the_one_beside_it(seed: int) -> None:
         assert translated((wanted,), steps) == (theirs,)
 
 
-def test_translated_by_hand() -> None:
-    steps = (step(6, 4, 1), step(4, 1, 6))  # a matrix (6, 4), and its transpose in order
-    assert translated(((piece(6, 4),), (piece(4, 1),)), steps) == ((piece(6, 1),), (piece(4, 6),))
-    assert translated(((piece(2, 12),), (piece(3, 4),)), steps) == ((piece(2, 3),), (piece(3, 1),))
-    assert translated(((piece(24, 1),),), steps) == ((piece(6, 1), piece(4, 6)),)
-    assert translated(((piece(2, 2),),), steps) == ((piece(2, 12),),)
-    assert translated(((),), steps) == ((),)
-
-
 def test_translated_to_what_is_broadcast() -> None:
     steps = (step(6, 4, 0), step(4, 1, 1))  # a vector beside a matrix (6, 4)
     assert translated(((piece(6, 4),), (piece(4, 1),)), steps) == ((), (piece(4, 1),))
@@ -195,39 +157,6 @@ def done(tensor: Tensor, found: Move) -> Tensor:
     tensor = tensor if found.before is None else tensor.reshape([each[0] for each in found.before])
     tensor = tensor if found.order is None else tensor.permute(found.order)
     return tensor if found.after is None else tensor.reshape([each[0] for each in found.after])
-
-
-def test_moves_by_hand() -> None:
-    rows, columns = rows_of(sizes(6, 4)), (rows_of(sizes(6, 4))[1], rows_of(sizes(6, 4))[0])
-    assert move(rows, rows, sizes(6, 4), sizes(6, 4)) == Move(None, None, None)
-    assert move(rows, columns, sizes(6, 4), sizes(4, 6)) == Move(None, (1, 0), None)
-    assert move(rows, rows_of(sizes(24)), sizes(6, 4), sizes(24)) == Move(None, None, sizes(24))
-    blocks = rows_of(sizes(2, 3, 4))
-    swapped = (blocks[1], blocks[0], blocks[2])
-    assert move(rows, swapped, sizes(6, 4), sizes(3, 2, 4)) == Move(sizes(2, 3, 4), (1, 0, 2), None)
-    one = ((), *rows)
-    assert move(one, (*rows[::-1], ()), sizes(1, 6, 4), sizes(4, 6, 1)) == Move(sizes(6, 4), (1, 0), sizes(4, 6, 1))
-
-
-def test_dimensions_that_stay_neighbours_move_as_one() -> None:
-    rows = rows_of(sizes(2, 3, 4))
-    found = move(rows, (rows[2], rows[0], rows[1]), sizes(2, 3, 4), sizes(4, 2, 3))
-    assert found == Move(sizes(6, 4), (1, 0), sizes(4, 2, 3))
-
-
-def test_dimensions_of_one_element_stay_where_they_are() -> None:
-    one, other = rows_of(sizes(1, 6, 4)), rows_of(sizes(6, 4))
-    found = move(one, ((), other[1], other[0]), sizes(1, 6, 4), sizes(1, 4, 6))
-    assert found == Move(None, (0, 2, 1), None)
-
-
-def test_dimensions_of_which_none_divides_the_other_move_through_all_of_them() -> None:
-    thirds, halves = rows_of(sizes(3, 8)), ((piece(12, 1),), (piece(2, 12),))
-    assert move(thirds, halves, sizes(3, 8), sizes(12, 2)) == Move(sizes(2, 12), (1, 0), None)
-    columns_first = ((piece(6, 1),), (piece(4, 6),))
-    assert move(rows_of(sizes(6, 4)), columns_first, sizes(6, 4), sizes(6, 4)) == Move(sizes(4, 6), (1, 0), None)
-    blocks = rows_of(sizes(3, 16))
-    assert move(rows_of(sizes(16, 3)), blocks, sizes(16, 3), sizes(3, 16)) == Move(None, None, sizes(3, 16))
 
 
 def test_no_move_to_other_elements() -> None:

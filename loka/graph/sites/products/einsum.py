@@ -27,7 +27,7 @@ def describe_einsum(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> Matri
     """The product of an einsum; None where it sums over no common letter (an outer or an elementwise product)."""
     if not args or not isinstance(args[0], str):
         return None
-    operands = list(args[1]) if len(args) == 2 and isinstance(args[1], list | tuple) else list(args[1:])
+    operands = _operands(args)
     equation = args[0].replace(" ", "")
     if len(operands) < 2:
         return None
@@ -47,6 +47,10 @@ def describe_einsum(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> Matri
     if len(operands) == 2:
         return _of_two(terms, output, letters, operands, origins)
     return _of_many(terms, output, letters, operands)
+
+
+def _operands(args: Args) -> list[Tensor]:
+    return list(args[1]) if len(args) == 2 and isinstance(args[1], list | tuple) else list(args[1:])
 
 
 def split_equation(equation: str, side: int) -> tuple[str, str] | None:
@@ -81,7 +85,7 @@ def with_one_matrix(func: object, args: Args, origins: TensorOrigins) -> tuple[A
     """
     if func is not torch.einsum or len(args) < 2 or not isinstance(args[0], str):
         return None
-    operands = list(args[1]) if len(args) == 2 and isinstance(args[1], list | tuple) else list(args[1:])
+    operands = _operands(args)
     held = [place for place, operand in enumerate(operands) if origins(operand).fixed] if len(operands) > 2 else []
     if len(held) != 1 or origins(operands[held[0]]).parameter is None:
         return None
