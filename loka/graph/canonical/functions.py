@@ -213,7 +213,7 @@ def _norm(cone: _Cone, x: Value, pieces: Pieces) -> Known | None:
     if any(shape is None for shape in shapes):
         return None
     for kind, weight, bias in _kinds(len(cone.weights)):
-        eps = _eps(cone, kind, weight, bias, over)
+        eps = _eps(cone, kind, weight, over)
         if eps is not None and _is_norm(cone, kind, eps, weight, bias, over):
             weights = [None if place is None else cone.weights[place] for place in (weight, bias)]
             affine = [None if each is None else _along(each, cone.x.dim(), over, pieces) for each in weights]
@@ -271,7 +271,7 @@ def _kinds(weights: int) -> Iterator[tuple[str, int | None, int | None]]:
         yield kind, 0 if weights else None, None
 
 
-def _eps(cone: _Cone, kind: str, weight: int | None, bias: int | None, over: tuple[int, ...]) -> float | None:
+def _eps(cone: _Cone, kind: str, weight: int | None, over: tuple[int, ...]) -> float | None:
     """The eps of a norm with a weight of ones and a bias of zeros, whatever it is with others."""
     given = _drawn(cone.x.shape, seed=7, scale=1e-3)
     affine = [

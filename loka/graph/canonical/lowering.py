@@ -240,9 +240,9 @@ class _Lowering:
     def _statement(self, place: int, step: Statement, calls: Sequence[tuple[AtenCall, ...]]) -> None:
         made = [run.made.get(place) for run in self._runs]
         if self._has_effects(step, calls) or step.target in self._as_written:
-            self._take_as_is(place, made, calls, step)
+            self._take_as_is(place, made, step)
         elif not self._is_of_the_model(step, calls):
-            self._take_as_is(place, made, calls, step, pure=True)
+            self._take_as_is(place, made, step, pure=True)
         else:
             before = dict(self._values)
             try:
@@ -251,7 +251,7 @@ class _Lowering:
             except Unsupported:
                 self._values.clear()
                 self._values.update(before)
-                self._take_as_is(place, made, calls, step, pure=True)
+                self._take_as_is(place, made, step, pure=True)
         self._scalars.made(step, made)
         result = made[0]
         for change in (each for each in self._runs[0].changes if each.place == place):
@@ -295,29 +295,21 @@ class _Lowering:
         sized = all(each[0].name in SIZED or _same_numbers(each) for each in calls)
         return kind is Kind.FIXED or (kind is Kind.SIZE and sized)
 
-    def _take_as_is(
-        self,
-        place: int,
-        made: Sequence[object],
-        calls: Sequence[tuple[AtenCall, ...]],
-        step: Statement,
-        pure: bool = False,
-    ) -> None:
+    def _take_as_is(self, place: int, made: Sequence[object], step: Statement, pure: bool = False) -> None:
         """Takes what a statement makes as tensors of their own."""
         self._found.opaque.add(place)
         if not pure and step.target not in self._as_written:
             self._found.effects.add(place)
         self._take(made, place)
-        cast, read = made[0], list(self._found.read[place].items())
-        if (
-            step.target in self._as_written
-            and isinstance(cast, Tensor)
-            and read
-            and read[0][0] == step.operands[0].text
-        ):
-            source = self._locals[read[0][0]]
-            if isinstance(source, Tensor) and source.dtype == cast.dtype:  # only under autocast it casts
-                self._found.casts[self._values[id(cast)].node] = read[0][1]
+        if step.target in self._as_written:
+            self._note_cast(step, made[0], self._found.read[place])
+
+    def _note_cast(self, step: Statement, cast: object, read: Mapping[str, Value]) -> None:
+        """What a cast reads, where it casts under autocast alone."""
+        name = step.operands[0].text
+        source = self._locals.get(name)
+        if name in read and isinstance(source, Tensor) and isinstance(cast, Tensor) and source.dtype == cast.dtype:
+            self._found.casts[self._values[id(cast)].node] = read[name]
 
     def _take(self, values: Sequence[object], place: int) -> None:
         """Each tensor in a value that is not known as a source."""

@@ -159,6 +159,15 @@ def done(tensor: Tensor, found: Move) -> Tensor:
     return tensor if found.after is None else tensor.reshape([each[0] for each in found.after])
 
 
+def test_dimensions_of_which_none_divides_the_other_move_through_all_of_them() -> None:
+    thirds, halves = rows_of(sizes(3, 8)), ((piece(12, 1),), (piece(2, 12),))
+    assert move(thirds, halves, sizes(3, 8), sizes(12, 2)) == Move(sizes(2, 12), (1, 0), None)
+    columns_first = ((piece(6, 1),), (piece(4, 6),))
+    assert move(rows_of(sizes(6, 4)), columns_first, sizes(6, 4), sizes(6, 4)) == Move(sizes(4, 6), (1, 0), None)
+    blocks = rows_of(sizes(3, 16))
+    assert move(rows_of(sizes(16, 3)), blocks, sizes(16, 3), sizes(3, 16)) == Move(None, None, sizes(3, 16))
+
+
 def test_no_move_to_other_elements() -> None:
     rows = rows_of(sizes(6, 4))
     assert move(rows, ((piece(3, 4),), (piece(4, 1),)), sizes(6, 4), sizes(3, 4)) is None
