@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from loka.graph.canonical.layout import Dims, Piece, Size, is_within, merged, rows_of, size_of, times, total
-from loka.graph.canonical.nodes import Concatenation, Graph, Node, Norm, Pair, Part, Value
+from loka.graph.canonical.layout import Dims, Piece, Size, merged, rows_of, size_of, times, total
+from loka.graph.canonical.nodes import Concatenation, Graph, Node, Pair, Part, Value
 from loka.graph.canonical.products import operand_value
 
 _Add = Callable[[str, Value, Value, "tuple[Size, ...]", int], Value]
@@ -16,14 +16,13 @@ def concatenated(
 ) -> Value:
     """Tensors side by side along a dimension.
 
-    All parts of one tensor are that tensor. A norm that all parts have, over other dimensions, is the norm of their
-    concatenation; sums with the parts of one tensor are the sum with that tensor.
+    All parts of one tensor are that tensor; sums with the parts of one tensor are the sum with that tensor.
     """
     whole = _whole(values, dim, shape)
     if whole is not None:
         return whole
     if len(values) > 1:
-        found = _normed(values, dim, shape, place, graph, pair) or _added(values, dim, shape, place, graph, pair)
+        found = _added(values, dim, shape, place, graph, pair)
         if found is not None:
             return found
     node = graph.one(Concatenation(shape=shape, place=place, parts=tuple(values), dim=dim))
@@ -95,39 +94,6 @@ def _on_base(value: Value) -> tuple[Node, Size, Dims] | None:
         else:
             return None
     return node.of.node, start, tuple(made)
-
-
-def _normed(
-    values: Sequence[Value], dim: int, shape: tuple[Size, ...], place: int, graph: Graph, pair: _Add
-) -> Value | None:
-    """A norm of parts, over other dimensions, as that of the whole; None where the parts have none in common."""
-    norms = [each.node for each in values]
-    first = norms[0]
-    if not isinstance(first, Norm):
-        return None
-    affine = [None if each is None else (each.node, each.dims) for each in (first.weight, first.bias)]
-    inputs, over_dims = list[Value](), set[tuple[int, ...]]()
-    for value, norm in zip(values, norms, strict=True):
-        if not isinstance(norm, Norm) or (norm.kind, norm.eps) != (first.kind, first.eps):
-            return None
-        if [None if each is None else (each.node, each.dims) for each in (norm.weight, norm.bias)] != affine:
-            return None
-        places = tuple(at for at, each in enumerate(value.dims) if each and is_within(each, norm.over))
-        covered = [size_of(value.dims[at], len(shape[0])) for at in places]
-        if not places or total(covered, len(shape[0])) != size_of(norm.over, len(shape[0])) or dim in places:
-            return None
-        over_dims.add(places)
-        inputs.append(Value(norm.x, value.dims, value.shape))
-    if len(over_dims) != 1:
-        return None
-    whole = concatenated(inputs, dim, shape, place, graph, pair)
-    (places,) = over_dims
-    along = tuple(piece for at in places for piece in whole.dims[at])
-    made = Norm(
-        shape=whole.node.shape, place=place, kind=first.kind, x=whole.node, over=along, eps=first.eps,
-        weight=first.weight, bias=first.bias,
-    )  # fmt: skip
-    return Value(graph.one(made), whole.dims, shape)
 
 
 def _added(

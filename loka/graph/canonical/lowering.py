@@ -46,7 +46,6 @@ class Scalars:
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._kinds: dict[str, Kind] = {}
-        self._values: dict[str, list[object]] = {}
         self._tensors: set[str] = set()
         self._floats = runs[0].floats
         for name in runs[0].arguments:
@@ -67,7 +66,7 @@ class Scalars:
         if isinstance(values[0], Tensor):
             self._tensors.add(name)
         elif all(map(_is_number, values)):
-            self._kinds[name], self._values[name] = kind, list(values)
+            self._kinds[name] = kind
 
     def _of(self, text: str) -> Kind:
         return Kind.LIVE if text in self._floats else self._kinds.get(text, Kind.FIXED)
@@ -75,29 +74,19 @@ class Scalars:
     def _kind(self, step: Statement, values: Sequence[object]) -> Kind:
         read = self.read(step)
         same = all(value == values[0] for value in values)
-        numbers = [ref.text for ref in step.operands if ref.text in self._kinds]
-        if not numbers:
+        if not any(ref.text in self._kinds for ref in step.operands):
             of_tensors = all(self._is_tensor(ref) for ref in step.operands)  # their sizes
             return (Kind.FIXED if same else Kind.SIZE) if of_tensors else Kind.LIVE
         if read is not Kind.SIZE:
             return read
         if step.op == "getitem":
             return Kind.FIXED if same else Kind.SIZE
-        if step.op == "floordiv" and same and self._divides(numbers):
-            return Kind.FIXED  # x.numel() // x.size(0)
         return Kind.SIZE if step.op == "mul" else Kind.LIVE
 
     def _is_tensor(self, ref: Ref) -> bool:
         if ref.kind is RefKind.LOCAL:
             return ref.text in self._tensors
         return ref.text not in self._floats  # a Parameter or a buffer: other attributes are part of the text
-
-    def _divides(self, names: Sequence[str]) -> bool:
-        """True for two sizes of the batch of which the second divides the first in each run."""
-        if len(names) != 2 or any(self._kinds[name] is not Kind.SIZE for name in names):
-            return False
-        pairs = zip(*(self._values[name] for name in names), strict=True)
-        return all(isinstance(a, int) and isinstance(b, int) and b > 0 and a % b == 0 for a, b in pairs)
 
 
 def _is_number(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""What is computed of blocks (B, f, d) is computed of rows where kernels take it, and goes back to what was traced."""
+"""What is computed of blocks (B, f, d) is computed of rows where kernels take it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.graph.canonical.forwards import is_canonical
 from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import with_forward
 from loka.graph.expression import PRODUCT, Ref
@@ -133,16 +132,6 @@ def test_a_norm_of_blocks_is_one_of_rows(kind: type[NormOfBlocks]) -> None:
     torch.testing.assert_close(with_forward(copy.copy(module), forward)(x), module(x), rtol=1e-4, atol=1e-4)
     back = with_forward(copy.copy(module), spliced(forward, frozenset()))
     assert torch.equal(back(x), module(x))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_goes_back_to_what_was_traced(kind: type[Blocks]) -> None:
-    module = kind()
-    back = spliced(traced(module), frozenset())
-    assert not is_canonical(back)
-    assert not any("_row" in step.target for step in back.statements)
-    x = torch.randn(6, FIELDS, DIM)
-    assert torch.equal(with_forward(copy.copy(module), back)(x), module(x))
 
 
 class WithBias(Blocks):

@@ -84,7 +84,6 @@ COMPUTED = [  # what is computed with a float in Python is a condition of the ca
 FIXED = [  # numbers of the model alone, and sizes of views
     Case("F.silu(h / h.size(-1) * h.shape[1])"),
     Case("torch.baddbmm(h[:, None], x[:, None], self.linear.weight.expand(x.size(0), 6, 6)).view(-1, 6).relu()"),
-    Case("F.silu(h * (x.numel() // x.size(0)) / 6)"),
     Case("F.relu(h.view(x.size(0), -1)).reshape(x.shape[0] * 2, -1)"),
 ]
 

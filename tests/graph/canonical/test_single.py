@@ -1,4 +1,4 @@
-"""What is computed of (1, B, d), by Parameters (1, K, N), is computed of rows, and goes back to what was traced."""
+"""What is computed of (1, B, d), by Parameters (1, K, N), is computed of rows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.graph.canonical.forwards import is_canonical
-from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import with_forward
 from loka.graph.expression import PRODUCT
 from loka.graph.ir import ForwardIR
@@ -87,12 +85,3 @@ def test_gemms_are_linears_of_rows_and_the_forward_computes_the_same(kind: type[
     torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-4)
     ours, theirs = (torch.autograd.grad(y.square().sum(), wanted) for y in (got, right))
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-2)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_goes_back_to_what_was_traced(kind: type[Expert]) -> None:
-    module = kind()
-    back = spliced(traced(module), frozenset())
-    assert not is_canonical(back)
-    x = torch.randn(7, WIDTH)
-    assert torch.equal(with_forward(copy.copy(module), back)(x), module(x))
