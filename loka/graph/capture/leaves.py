@@ -17,7 +17,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from loka.graph.capture.captured import CannotCaptureError, map_tree
-from loka.graph.capture.undisturbed import unchanged
+from loka.graph.capture.undisturbed import buffers_kept
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -101,15 +101,15 @@ class Leaves:
 def observed_results(
     module: nn.Module, paths: Collection[str], calls: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
 ) -> dict[str, tuple[Any, Any]]:
-    """What children return in two calls of a module, if they are called once in each; the module is left as it was.
+    """What children return in two calls of a module, if they are called once in each.
 
-    Raises CannotCaptureError where it cannot run.
+    Runs without gradients; buffers and random states are restored. Raises CannotCaptureError where it cannot run.
     """
     made: dict[str, list[Any]] = {path: [] for path in paths}
     for args, kwargs in calls:
         hooks = [module.get_submodule(path).register_forward_hook(_keeping(made[path])) for path in paths]
         try:
-            with torch.no_grad(), unchanged(module, buffers=True):
+            with buffers_kept(module):
                 module.forward(*copy.deepcopy(args), **copy.deepcopy(dict(kwargs)))
         except Exception as error:
             raise CannotCaptureError(f"running it raised {type(error).__name__}: {error}") from error

@@ -17,25 +17,38 @@ _LOGS = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.__trace", "tor
 
 
 @contextlib.contextmanager
-def unchanged(module: nn.Module, buffers: bool = False) -> Iterator[None]:
-    """Attributes of all modules in one, their modes among them, and random states; restored afterwards.
-
-    `buffers`: their values, too.
-    """
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """Attributes of all modules in one, their modes among them, and random states; restored afterwards."""
     held = [(child, dict(vars(child))) for child in module.modules()]
-    values = [(buffer, buffer.clone()) for buffer in module.buffers()] if buffers else []
+    with _random_states():
+        try:
+            yield
+        finally:
+            for child, attributes in held:
+                vars(child).clear()
+                vars(child).update(attributes)
+
+
+@contextlib.contextmanager
+def buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Values of buffers, and random states; restored afterwards. Attributes stay: a first call may fill a cache."""
+    values = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    with _random_states(), torch.no_grad():
+        try:
+            yield
+        finally:
+            for buffer, value in values:
+                buffer.copy_(value)
+
+
+@contextlib.contextmanager
+def _random_states() -> Iterator[None]:
     state, python = torch.get_rng_state(), random.getstate()
     numpy = sys.modules.get("numpy")
     drawn = numpy.random.get_state() if numpy is not None else None
     try:
         yield
     finally:
-        for child, attributes in held:
-            vars(child).clear()
-            vars(child).update(attributes)
-        with torch.no_grad():
-            for buffer, value in values:
-                buffer.copy_(value)
         torch.set_rng_state(state)
         random.setstate(python)
         if numpy is not None:

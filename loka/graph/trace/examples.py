@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from loka.graph.capture.captured import map_tree
-from loka.graph.capture.undisturbed import unchanged
+from loka.graph.capture.undisturbed import buffers_kept
 from loka.graph.ir import Refused
 from loka.model.large_tensors import LARGE, without_numbers
 
@@ -75,11 +75,11 @@ def capture_examples(
     if blocked is not None:
         return {owner: Refused(owner, f"its inputs cannot be captured: {blocked}") for owner in owners}
     found: dict[str, list[ExampleCall]] = {owner: [] for owner in owners}
-    with torch.no_grad(), _tables_stood_in(model):
+    with _tables_stood_in(model):
         for batch, inputs in batches.items():
             hooks = [_listen(model.get_submodule(owner), batch, calls) for owner, calls in found.items()]
             try:
-                with unchanged(model, buffers=True):
+                with buffers_kept(model):
                     model(*inputs.args, **(inputs.kwargs or {}))
             finally:
                 for hook in hooks:

@@ -236,3 +236,23 @@ def test_children_that_nothing_changes_are_not_copied() -> None:
     forward = traced(module, "", (), ("w",), 8)
     assert [s.op for s in forward.statements] == ["matmul", "module", "module"]
     assert all(child.training for child in module.modules())
+
+
+class FillsACache(nn.Module):
+    """Its first call makes what all others read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.positions = nn.Linear(8, 8), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.positions is None:
+            self.positions = torch.arange(8.0)  # type: ignore[assignment]
+        return self.linear(x) * self.positions
+
+
+def test_what_a_first_call_fills_is_there_when_the_forward_is_read() -> None:
+    model = FillsACache()
+    batches = {batch: ModelInputs((torch.randn(batch, 8),)) for batch in (4, 7)}
+    found = trace_forward(model, "", capture_examples(model, [""], batches)[""], ("linear",), ("linear",))
+    assert isinstance(found, ForwardIR), found
