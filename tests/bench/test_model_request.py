@@ -38,10 +38,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CpuBench:
     return made
 
 
-def quiet(line: str) -> None:
-    """Progress that nobody reads."""
-
-
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
@@ -58,13 +54,6 @@ def quiet(line: str) -> None:
 def test_mistakes_are_told_before_anything_is_built(request_: ModelRequest, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check(request_)
-
-
-def test_a_request_is_checked_without_a_gpu(policy: Path) -> None:
-    job = check(ModelRequest((str(policy), "dcnv2"), "loka-fp8", "train,loop", batch=8))
-    assert [each if isinstance(each, str) else each.name for each in job.policies] == ["clicks", "dcnv2"]
-    assert [variant.name for variant in job.variants] == ["bf16", "loka-fp8"]
-    assert [block.label for block in job.blocks] == ["train autocast loop"]
 
 
 def test_a_command_can_be_typed_again() -> None:

@@ -144,13 +144,6 @@ def test_training_reads_the_policys_batches_and_inference_its_inputs(tmp_path: P
     assert served.policy_loss is None
 
 
-def test_without_a_train_section_the_loss_is_synthetic(tmp_path: Path) -> None:
-    policy = policy_of(tmp_path, POLICY)
-    sample = sample_of(policy, built(policy), training=True)
-    assert sample.words == "a synthetic loss, adam"
-    assert sample.example.kwargs["x"].requires_grad
-
-
 def test_batches_that_are_too_small_are_refused_with_the_size_to_take(tmp_path: Path) -> None:
     (tmp_path / "short_batches.py").write_text(
         "import torch\ndef batches(size, seed):\n    yield torch.ones(3, 2), torch.ones(3)\n"

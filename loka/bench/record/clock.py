@@ -105,7 +105,7 @@ def counts(moved: int) -> tuple[int, int]:
 
 
 def span_of(samples: Sequence[float]) -> Span:
-    """Median and spread of times in microseconds. Raises InputError for fewer than two."""
+    """Median and spread of times in microseconds, or of speed-ups. Raises InputError for fewer than two."""
     if len(samples) < 2:
         raise InputError(f"{len(samples)} timings of a kernel say nothing about their spread; two are needed")
     median = statistics.median(samples)

@@ -16,6 +16,7 @@ from loka.bench.model.model_report import StepOutcome
 from loka.bench.model.model_run import RunLimits
 from loka.bench.model.model_variants import MODEL_BASELINE
 from loka.bench.options import check_seconds
+from loka.bench.record.clock import span_of
 from loka.bench.results import utc_minute
 from loka.bench.timing import Progress
 from loka.bench.tune.tune_steps import Measure, StepMeasurer, TimedDevice
@@ -172,16 +173,10 @@ def _of(candidate: Candidate, outcome: StepOutcome | None) -> MeasuredCandidate:
         predicted_us=candidate.predicted_us,
         step_ms=round(figures.step_ms, 4) if figures is not None else None,
         speedup=round(statistics.median(speedups), 4) if speedups else None,
-        noise=round(_noise(speedups), 4) if len(speedups) >= FEWEST_ROUNDS else None,
+        noise=round(span_of(speedups).spread, 4) if len(speedups) >= FEWEST_ROUNDS else None,
         rounds=len(figures.rounds) if figures is not None else 0,
         failure=outcome.failure if outcome is not None else NO_TIME,
     )
-
-
-def _noise(values: Sequence[float]) -> float:
-    """Half the interquartile range as a share of the median."""
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return (high - low) / 2 / statistics.median(values)
 
 
 def winner_of(measured: Sequence[MeasuredCandidate]) -> MeasuredCandidate:

@@ -52,7 +52,7 @@ def command(
         Path | None, typer.Option(help="Of --record: the parts that its sites need, no others.", show_default=False)
     ] = None,
     seconds: Annotated[float, typer.Option(help="Of models and --record: when to stop.")] = math.inf,
-    jobs: Annotated[int, typer.Option(help="Of --record: processes that compile; 0: by the CPUs.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Of --record: processes that compile; 0: by the CPUs.")] = 0,
     export: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of kernels: write measurements as text.", show_default=False)
     ] = None,
