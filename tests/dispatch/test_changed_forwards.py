@@ -42,11 +42,7 @@ def bound(shape, inline):
     return model, lambda: dispatch.apply(model, "p", (binding,), target="reference")
 
 
-ENDS = [
-    (name, inline)
-    for name, shape in models.SHAPES.items()
-    for inline in dict.fromkeys((shape.inlines[0], shape.inlines[-1]))
-]
+ENDS = [*((name, shape.inlines[-1]) for name, shape in models.SHAPES.items()), ("looped", ()), ("outer", ())]
 
 
 @pytest.mark.parametrize(("shape", "inline"), ENDS)

@@ -116,6 +116,9 @@ NOTICED = [
     cast,
 ]
 
+# One of each way: the version of a tensor, none in inference mode, another Parameter, storage or dtype and back.
+NOTICED_BY_COMPILED_CODE = [in_place, in_inference_mode, assigned, data_of_another, swapped, storage_of_another, cast]
+
 
 @pytest.fixture
 def x() -> Tensor:
@@ -144,7 +147,7 @@ def test_a_changed_weight_is_used_in_the_next_call(change: Callable[[nn.Module],
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", NOTICED)
+@pytest.mark.parametrize("change", NOTICED_BY_COMPILED_CODE)
 def test_compiled_it_is_used_in_the_next_call(change: Callable[[nn.Module], None], x: Tensor) -> None:
     plain = models.Blocks()
     model, patch = frozen(plain)

@@ -19,10 +19,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from generated import ranker as package
 from loka import dispatch
 from loka.graph.trace.examples import ModelInputs
-from loka.zoo import ranker, ranker_inputs
 from tests.support.models.changed_models import binding_of
 
 pytestmark = [
@@ -176,40 +174,52 @@ class Compilations:
         return graph.forward
 
 
+@pytest.fixture(scope="module")
+def apply() -> Callable[[nn.Module], dispatch.Patch]:
+    """Of a package that was applied before: what is imported by then is not what the next one left."""
+    bind_again = bind(asking())
+    bind_again(asking())
+    return bind_again
+
+
+def asking() -> nn.Module:
+    return Asking(lambda: CFG.on)
+
+
 def compilations(between: Callable[[], object]) -> list[int]:
     """How often a model is compiled with batches of 8, 8 and 9; `between`: what happens after each."""
     torch._dynamo.reset()
     backend, found = Compilations(), []
-    compiled = torch.compile(ranker(), backend=backend)
+    compiled = torch.compile(asking(), backend=backend)
     for rows in (8, 8, 9):
-        compiled(*ranker_inputs(rows))
+        compiled(torch.randn(rows, 4))
         found.append(backend.count)
         between()
     return found
 
 
-def test_user_code_is_compiled_as_often_as_without() -> None:
+def test_user_code_is_compiled_as_often_as_without(apply: Callable[[nn.Module], dispatch.Patch]) -> None:
     without = compilations(lambda: None)
-    assert compilations(lambda: package.apply(ranker())) == without
+    assert compilations(lambda: apply(asking())) == without
     assert without[0] < without[2]  # a second size
 
     def verify(patch: dispatch.Patch) -> None:
         with contextlib.suppress(dispatch.VerifyError):  # nothing ran
             patch.verify()
 
-    patch = package.apply(ranker())
+    patch = apply(asking())
     assert compilations(lambda: verify(patch)) == without
 
 
-def test_a_bound_model_is_not_compiled_again_for_verify() -> None:
+def test_a_bound_model_is_not_compiled_again_for_verify(apply: Callable[[nn.Module], dispatch.Patch]) -> None:
     torch._dynamo.reset()
-    model, backend = ranker(), Compilations()
-    patch = package.apply(model)
+    model, backend = asking(), Compilations()
+    patch = apply(model)
     compiled = torch.compile(model, backend=backend)
-    compiled(*ranker_inputs(8)).sum().backward()
+    compiled(torch.randn(8, 4)).sum().backward()
     count = backend.count
     patch.verify()
-    compiled(*ranker_inputs(8)).sum().backward()
+    compiled(torch.randn(8, 4)).sum().backward()
     patch.verify()
     assert backend.count == count
 
@@ -229,13 +239,6 @@ def state() -> list[object]:
     return [config, counters, *modes, *drawn]
 
 
-@pytest.fixture(scope="module")
-def applied_before() -> None:
-    """What is imported by then is not what the next one left."""
-    package.apply(ranker())
-
-
-@pytest.mark.usefixtures("applied_before")
 @pytest.mark.parametrize(
     "within",
     [
@@ -243,14 +246,14 @@ def applied_before() -> None:
         lambda: FlopCounterMode(display=False), lambda: torch.device("meta"),
     ],
 )  # fmt: skip
-def test_nothing_is_left_behind(within: Callable[[], Any]) -> None:
-    model = ranker().eval()
-    model.head.train()
+def test_nothing_is_left_behind(within: Callable[[], Any], apply: Callable[[nn.Module], dispatch.Patch]) -> None:
+    model = asking().eval()
+    model.norm.train()
     flags = {name: child.training for name, child in model.named_modules()}
     held = {name: {key: id(value) for key, value in vars(child).items()} for name, child in model.named_modules()}
     with within():
         before = state()
-        package.apply(model).remove()
+        apply(model).remove()
         assert state() == before
     assert {name: child.training for name, child in model.named_modules()} == flags
     assert {name: {k: id(v) for k, v in vars(child).items()} for name, child in model.named_modules()} == held
@@ -267,13 +270,13 @@ def test_hooks_that_look_are_no_difference() -> None:
     assert seen == ["before", "after"]
 
 
-def test_where_dynamo_is_off_apply_says_so_and_binds_nothing() -> None:
-    model = ranker()
+def test_where_dynamo_is_off_apply_says_so_and_binds_nothing(apply: Callable[[nn.Module], dispatch.Patch]) -> None:
+    model = asking()
     with (
         torch._dynamo.config.patch(disable=True),
         pytest.raises(dispatch.BindError, match=r"torch's Dynamo is off \(TORCHDYNAMO_DISABLE"),
     ):
-        package.apply(model)
+        apply(model)
     assert not any(isinstance(module, dispatch.Bound) for module in model.modules())
     with torch.compiler.set_stance("force_eager"):
-        package.apply(model)
+        apply(model)

@@ -14,18 +14,18 @@ import pytest
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from loka.dispatch.bind.bound import Binding
-from loka.dispatch.bind.check_model import ForwardCheck
-from loka.graph.fake_module import is_simple, likeness
+from loka.graph import fingerprint
+from loka.graph.fake_module import device_of, is_simple, likeness
 from loka.graph.ir import ForwardIR, Refused
 from loka.graph.sites import forwards
 from loka.graph.sites.forwards import Forwards
+from loka.graph.source import has_hooks
 from loka.graph.trace.examples import form_of
 from loka.graph.trace.tracer import Tracer
 from loka.graph.wrappers import own_class
 from loka.model.build_model import BuiltModel
 
-_EQUAL: set[object] = set()  # models and the forwards that they were compared with, which are equal
+_RUN: dict[object, Any] = {}  # what a forward runs in both modes: its fingerprint, and what that is compared with
 _READ: dict[object, Forwards] = {}
 _TRACED: dict[object, dict[object, ForwardIR | Refused]] = {}  # by the check, and by the forwards of the classes
 _SAME: dict[object, dict[object, bool]] = {}  # by these and by the calls
@@ -35,18 +35,20 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 @contextmanager
 def read_once() -> Iterator[None]:
     """Models that are alike are read, traced, and compared with what was planned, by the first test that has one."""
-    compared, read, trace = ForwardCheck.problem, forwards._Model.forwards, Tracer.__call__
-    is_same = Tracer.is_same
+    both_modes, read = fingerprint._both_modes, forwards._Model.forwards
+    trace, is_same = Tracer.__call__, Tracer.is_same
 
-    def problem(check: ForwardCheck, module: nn.Module, binding: Binding) -> str | None:
-        alike = _likeness(module)
-        key = (binding.fingerprint, binding.inlined, binding.shapes, alike)
-        if alike is not None and key in _EQUAL:
-            return None
-        found = compared(check, module, binding)
-        if alike is not None and found is None:
-            _EQUAL.add(key)
-        return found
+    def modes(module: nn.Module, inlined: Any, call: Any, dtype: Any, floats: Any = None, shapes: Any = None) -> Any:
+        alike = None if any(map(has_hooks, module.modules())) else _likeness(module)
+        own = {name: tuple(parameter.shape) for name, parameter in module.named_parameters(remove_duplicate=False)}
+        if alike is None or not (shapes or {}).items() <= own.items():  # its Parameters may be in pieces
+            return both_modes(module, inlined, call, dtype, floats, shapes)
+        floats = floats or {}
+        given = (tuple(inlined), call.inputs, call.results, dtype, tuple(sorted(floats.items())), device_of(module))
+        key = (_in_any_mode(alike), *given)
+        if key not in _RUN:
+            _RUN[key] = both_modes(module, inlined, call, dtype, floats, shapes)
+        return _RUN[key]
 
     def known(model: Any, runs_on: str, samples: tuple[int, ...], notes: tuple[str, ...]) -> Forwards:
         alike = None if runs_on == "real" else _likeness_with_inputs(model.built)
@@ -70,7 +72,7 @@ def read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tracer, "__call__", traced)
         patch.setattr(Tracer, "is_same", same)
-        patch.setattr(ForwardCheck, "problem", problem)
+        patch.setattr(fingerprint, "_both_modes", modes)
         patch.setattr(forwards._Model, "forwards", known)
         yield
 
@@ -83,6 +85,12 @@ def _forwards(module: nn.Module) -> tuple[object, ...]:
 def _likeness(module: nn.Module) -> object | None:
     alike = likeness(module)
     return None if alike is None else (alike, _forwards(module))
+
+
+def _in_any_mode(alike: Any) -> object:
+    """The key of a model without what mode its modules are in, which is set for each reading."""
+    (parts, shared), forwards_ = alike
+    return tuple((name, kind, *rest) for name, kind, _, *rest in parts), shared, forwards_
 
 
 def _likeness_with_inputs(built: BuiltModel) -> object | None:
