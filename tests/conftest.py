@@ -21,7 +21,7 @@ from tests.support.failure_names import pytest_configure  # noqa: F401 - a hook
 # learn whether the compiler knows them: 20 s. Kernels are vectorised as before; a compiler without one of them fails.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
-ABOVE = ("plan", "codegen", "bench", "benchmarks", "cli")
+ABOVE = ("mods", "plan", "codegen", "bench", "benchmarks", "cli")
 
 if find_spec("hypothesis") is not None:  # a machine that only runs kernels need not have it
     from hypothesis import settings
@@ -59,7 +59,7 @@ def shipped_measurements_read_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def models_read_once(request: pytest.FixtureRequest) -> Iterator[None]:
-    """In rooms above those that read models, torch reads alike models once; see `tests.support.read_once`."""
+    """In rooms that use what was read of models, torch reads alike models once; see `tests.support.read_once`."""
     if request.path.relative_to(Path(__file__).parent).parts[0] not in ABOVE:
         yield
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-BLOCKS, WIDTH = 4, 256
+BLOCKS, WIDTH = 6, 256
 POLICY = """\
 version: 1
 name: blocks
@@ -34,7 +34,7 @@ class Block(nn.Module):
 
 
 def block_tower() -> nn.Module:
-    """Four blocks, a LayerNorm and a linear to a single column."""
+    """Six blocks, a LayerNorm and a linear to a single column."""
     return nn.Sequential(*(Block() for _ in range(BLOCKS)), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 1))
 
 
