@@ -110,7 +110,7 @@ CASES = {
     "ranker": StudyCase(
         model="Wukong",
         data="embedded clicks",
-        factory="loka.zoo:ranker",
+        factory="loka.zoo:small_ranker",
         inputs="loka.zoo:ranker_inputs",
         batches="loka.zoo:ranker_batches",
         test_batches="loka.zoo:ranker_test_batches",

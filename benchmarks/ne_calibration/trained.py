@@ -38,7 +38,7 @@ MODELS = {
     for model in (
         StudyModel("movietweetings", "policies/movietweetings.yaml"),
         StudyModel("dlrm_dcnv2", "policies/dlrm_dcnv2.yaml", 192, 512),
-        StudyModel("ranker", "policies/ranker.yaml", 192, 512),
+        StudyModel("small_ranker", "policies/small_ranker.yaml", 192, 512),
     )
 }
 

@@ -2,8 +2,9 @@
 
 | model | factory | inputs | batches | test batches |
 |---|---|---|---|---|
-| a small Wukong on embedded click data | `ranker` | `ranker_inputs` | `ranker_batches` | `ranker_test_batches` |
-| the same on MovieTweetings | `movietweetings_ranker` | `movietweetings_inputs` | `movietweetings_batches` | `movietweetings_test_batches` |
+| a Wukong on embedded click data | `ranker` | `ranker_inputs` | `ranker_batches` | `ranker_test_batches` |
+| a small one | `small_ranker` | `ranker_inputs` | `ranker_batches` | `ranker_test_batches` |
+| a small one on MovieTweetings | `movietweetings_ranker` | `movietweetings_inputs` | `movietweetings_batches` | `movietweetings_test_batches` |
 | a small DLRM-DCNv2 on embedded click data | `dlrm` | `dlrm_inputs` | `dlrm_batches` | `dlrm_test_batches` |
 | the same on MovieTweetings | `movietweetings_dlrm` | `movietweetings_inputs` | `movietweetings_batches` | `movietweetings_test_batches` |
 | Wukong's dense part, for speed | `wukong_small`, `wukong_large` | `wukong_small_inputs`, `wukong_large_inputs` | | |
@@ -23,7 +24,8 @@ from loka.zoo.dlrm import DLRM, MLPERF, DCNSizes, DCNv2
 from loka.zoo.movietweetings import RatingBatches
 from loka.zoo.wukong import LARGE, SMALL, Wukong, WukongRanker, WukongSizes
 
-RANKER = WukongSizes(embeddings=1 + len(clicks.ROWS), dim=32, layers=3, rank=8, hidden=256)
+RANKER = WukongSizes(embeddings=1 + len(clicks.ROWS), dim=128, layers=3, rank=16, hidden=2048)
+SMALL_RANKER = WukongSizes(embeddings=1 + len(clicks.ROWS), dim=32, layers=3, rank=8, hidden=256)
 MOVIETWEETINGS = WukongSizes(embeddings=1 + len(movietweetings.ROWS), dim=32, layers=2, rank=8, hidden=128)
 DLRM_SMALL = DCNSizes(embeddings=1 + len(clicks.ROWS), dim=32, layers=3, rank=64, over=(256, 128, 64))
 MOVIETWEETINGS_DLRM = DCNSizes(embeddings=1 + len(movietweetings.ROWS), dim=32, layers=2, rank=64, over=(128, 64))
@@ -38,8 +40,13 @@ def click_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 def ranker() -> WukongRanker:
-    """A Wukong small enough to train on a CPU: 16 embeddings of 32, 3 layers, hidden width 256."""
+    """A Wukong of production width: 16 embeddings of 128, 3 layers, hidden width 2048; for batches of 16384."""
     return WukongRanker(RANKER, clicks.ROWS, clicks.DENSE)
+
+
+def small_ranker() -> WukongRanker:
+    """A Wukong small enough to train on a CPU: 16 embeddings of 32, 3 layers, hidden width 256."""
+    return WukongRanker(SMALL_RANKER, clicks.ROWS, clicks.DENSE)
 
 
 def ranker_inputs(batch_size: int) -> tuple[Tensor, Tensor]:

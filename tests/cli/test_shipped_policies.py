@@ -14,6 +14,7 @@ from loka.mods.mod_settings import MOD_SCHEMAS
 from loka.numerics.enums import Gemm
 from loka.plan.plan import Plan
 from loka.plan.planner import make_plan
+from loka.plan.totals import total_time
 from loka.probe.profile.profile import Profile, Verdict
 from loka.probe.profile.profile_file import load
 
@@ -42,7 +43,7 @@ def test_the_schema_beside_the_policies_is_fresh():
 def test_these_ship():
     assert POLICIES == [
         "demo.yaml", "dlrm_dcnv2.yaml", "movietweetings.yaml", "movietweetings_mods.yaml", "ranker.yaml",
-        "wukong_mods.yaml",
+        "small_ranker.yaml", "wukong_mods.yaml",
     ]  # fmt: skip
 
 
@@ -63,7 +64,7 @@ def test_a_shipped_policy_plans_mostly_in_fp8_without_refusals(name):
     assert not any(site.fp8 for site in plan.sites if site.site.n <= 16 or site.site.k <= 16)
     assert any(site.region for site in plan.sites)
     file = FOLDER / "profiles" / f"{plan.name}.safetensors"
-    assert file.exists() == (name in ("movietweetings.yaml", "movietweetings_mods.yaml", "ranker.yaml"))
+    assert file.exists() == (name not in ("demo.yaml", "dlrm_dcnv2.yaml", "wukong_mods.yaml"))
     if file.exists():
         is_small_and_the_evidence_for_every_fp8_gemm(file, plan)
     OF_ITS_OWN.get(name, lambda plan: None)(plan)
@@ -88,6 +89,14 @@ def the_norms_and_activations_of_its_layers_are_fused(plan: Plan) -> None:
     assert all(gemm.gemm in Gemm for site in plan.sites for gemm in site.gemms)
 
 
+def fp8_itself_wins_and_slows_no_site(plan: Plan) -> None:
+    total = total_time(plan)
+    assert total.us < total.without_fp8_us < total.as_is_us
+    in_fp8 = [site.timing for site in plan.sites if site.fp8]
+    assert in_fp8
+    assert all(timing.by_fp8 > 0.98 for timing in in_fp8)
+
+
 def the_papers_mods_change_all_but_the_last_bias(plan: Plan) -> None:
     assert {each.mod for each in plan.adaptations} == {"no_bias", "block_norm", "hard_swish"}
     assert "head.out" not in [name for each in plan.adaptations if each.mod == "no_bias" for name in each.modules]
@@ -98,7 +107,8 @@ def the_papers_mods_change_all_but_the_last_bias(plan: Plan) -> None:
 
 
 OF_ITS_OWN = {
-    "ranker.yaml": the_norms_and_activations_of_its_layers_are_fused,
+    "ranker.yaml": fp8_itself_wins_and_slows_no_site,
+    "small_ranker.yaml": the_norms_and_activations_of_its_layers_are_fused,
     "wukong_mods.yaml": the_papers_mods_change_all_but_the_last_bias,
 }
 
@@ -106,7 +116,7 @@ OF_ITS_OWN = {
 @pytest.mark.slow
 def test_a_policy_far_from_the_checkout_plans_the_same(tmp_path, monkeypatch):
     here = planned("movietweetings.yaml")
-    for name in ("movietweetings.yaml", "ranker.yaml", "profiles/movietweetings.safetensors"):
+    for name in ("movietweetings.yaml", "small_ranker.yaml", "ranker.yaml", "profiles/movietweetings.safetensors"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((FOLDER / name).read_bytes())
     monkeypatch.chdir(tmp_path)

@@ -22,7 +22,7 @@ def planned(folder: Path, model: str, mods: str) -> Plan:
     return make_plan(policy)
 
 
-@pytest.mark.parametrize("model", ["ranker", "dlrm"])
+@pytest.mark.parametrize("model", ["small_ranker", "dlrm"])
 @pytest.mark.parametrize("use", ["merge_siblings", "batch_small"])
 def test_there_are_neither_siblings_nor_batches(tmp_path: Path, model: str, use: str) -> None:
     with pytest.raises(PolicyError, match=f"{use} can change nothing of what it matches"):
@@ -37,7 +37,7 @@ def test_there_are_neither_siblings_nor_batches(tmp_path: Path, model: str, use:
     ],
 )
 def test_products_of_mixing_layers_stay_for_fuse_interaction(tmp_path: Path, mods: str, reason: str) -> None:
-    plan = planned(tmp_path, "ranker", f"{mods}{{use: pad_alignment, to: 128}}")
+    plan = planned(tmp_path, "small_ranker", f"{mods}{{use: pad_alignment, to: 128}}")
     assert all(mod.rewritten for mod in plan.mods)
     left = {each.name: each.reason for each in plan.mods[-1].unchanged}
     for name in ("rank", "compress"):

@@ -50,7 +50,7 @@ def test_neighbours_are_the_modules_of_the_functions_around():
 
 
 def test_a_wukong():
-    found = suggestible_mods(build_model("loka.zoo:ranker", "loka.zoo:ranker_inputs", 16))
+    found = suggestible_mods(build_model("loka.zoo:small_ranker", "loka.zoo:ranker_inputs", 16))
     layer = suggestible("layers.1.fmb.3", "layers.1.fmb.3", "layers.1.fmb.4", "layers.1.fmb.1", "layers.1.fmb.2")
     assert found["layers.1.fmb.3"] == layer
     assert found["layers.1.fmb.0"][Concern.NORM_BEFORE] == Suggestion("block_norm", "layers.1.fmb_norm")

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from loka.cli import main
 from loka.dispatch import NewModelWarning
 from loka.kernels.fused import operators
-from loka.zoo import ranker
+from loka.zoo import small_ranker
 from tests.support import markdown
 
 REPOSITORY = markdown.REPOSITORY
@@ -54,7 +54,7 @@ def test_the_example_of_mods_works(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     # Its launches are those of this test alone: the package is gone afterwards.
     monkeypatch.setattr(operators, "_cuda", dict(operators._cuda))
     assert CliRunner().invoke(main.app, ["generate", "ranker_mods.yaml"]).exit_code == 0
-    model = ranker()
+    model = small_ranker()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.zeros_(parameter)

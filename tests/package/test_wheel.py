@@ -24,7 +24,7 @@ PACKAGE_FILES = ("__init__.py", "kernels.py", "modules.py", "plan.json", "manife
 
 SMALL = """\
 version: 1
-extends: policies/ranker.yaml
+extends: policies/small_ranker.yaml
 name: small
 model: {batch_size: 256}
 train: {test: "few_rows:test_batches"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from loka.errors import InputError
-from loka.zoo import ranker
+from loka.zoo import small_ranker
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen.policy_packages import Make, ranker_step
 
@@ -31,7 +31,7 @@ def make(package: Make) -> Make:
     """The plan of the ranker under these defaults, the files of its package, and the package."""
     return lambda name, defaults, rules=RULES: package(
         name,
-        'version: 1\nname: chained\nmodel: {factory: "loka.zoo:ranker", inputs: "loka.zoo:ranker_inputs", '
+        'version: 1\nname: chained\nmodel: {factory: "loka.zoo:small_ranker", inputs: "loka.zoo:ranker_inputs", '
         f"batch_size: 64}}\ndefaults: {{{defaults}}}\nrules:\n{rules}",
     )
 
@@ -49,7 +49,7 @@ def test_an_mlp_is_one_chain_in_fp8_and_trains(make: Make) -> None:
     assert said.startswith("layer_norm -> linear -> layer_norm -> silu ->")
     assert said.count("weight_") == 3
     assert " layers.0.fmb, layers.1.fmb, layers.2.fmb. GEMMs: fprop in e4m3 rowwise" in said
-    model = ranker()
+    model = small_ranker()
     with package.apply(model) as patch:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         for _ in range(2):
@@ -67,7 +67,7 @@ def test_kept_gemms_get_kernels_around_them_and_nothing_else_changes(make: Make)
     assert regions == {f"layers.{layer}.fmb.{place}" for layer in range(3) for place in (0, 3)}
     assert "Launch(" in files["kernels.py"]
     assert "StageGemms(" not in files["kernels.py"]
-    model = ranker()
+    model = small_ranker()
     plain = copy.deepcopy(model)
     expected = ranker_step(plain)
     with package.apply(model) as patch:
@@ -96,7 +96,7 @@ def test_an_mlp_under_static_scales_is_one_chain_and_trains(make: Make) -> None:
     assert files["kernels.py"].count("def layers_fmb(") == 1  # for all layers, whatever their maxima are
     assert files["modules.py"].count("kernels.layers_fmb(") == 2  # a class for each maximum
     assert 'dispatch.StaticScale(0, "input", 32.0, 0.125)' in files["modules.py"]
-    model = ranker()
+    model = small_ranker()
     with package.apply(model) as patch:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         for _ in range(2):
@@ -104,7 +104,7 @@ def test_an_mlp_under_static_scales_is_one_chain_and_trains(make: Make) -> None:
             optimizer.step()
         patch.verify()
         assert patch.overflows() == ()
-    model = ranker()
+    model = small_ranker()
     plain = ranker_step(model)
     with package.apply(model):
         assert torch.linalg.vector_norm(ranker_step(model) - plain) < 0.2 * torch.linalg.vector_norm(plain)
@@ -114,7 +114,7 @@ def test_an_mlp_under_static_scales_is_one_chain_and_trains(make: Make) -> None:
 def test_linears_that_are_not_fused_are_chains_of_their_own(make: Make) -> None:
     _, files, package = make("gen_known_alone", KNOWN, "  - {match: {max_n: 16}, compute: keep}\n")
     assert {"layers_fmb_0", "layers_0_fmb_3", "head_mlp_0"} <= set(chains.functions(files["kernels.py"]))
-    model = ranker()
+    model = small_ranker()
     with package.apply(model) as patch:
         ranker_step(model)
         patch.verify()

@@ -8,7 +8,7 @@ import torch
 import loka
 from loka.errors import LokaError
 from loka.probe.profile import profile_file
-from loka.zoo import click_loss, ranker, ranker_batches
+from loka.zoo import click_loss, ranker_batches, small_ranker
 from tests.support.gpu import ON_GPU
 from tests.support.models import probe_models as models
 
@@ -42,12 +42,12 @@ def test_no_step_waits_for_the_device_and_neither_does_saving(policy, tmp_path, 
 
 
 def test_the_ranker_without_waiting(no_waiting):
-    model = ranker().cuda()
+    model = small_ranker().cuda()
     batches = [
         (tuple(part.cuda() for part in inputs), target.cuda())
         for (inputs, target), _ in zip(ranker_batches(512, 0), range(3), strict=False)
     ]
-    with loka.Probe(model, "policies/ranker.yaml", every=1) as probe:
+    with loka.Probe(model, "policies/small_ranker.yaml", every=1) as probe:
         for number, (inputs, target) in enumerate(batches):
             no_waiting(number > 0)
             click_loss(model(*inputs), target).backward()

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import loka
-from loka.zoo import click_loss, ranker, ranker_batches
+from loka.zoo import click_loss, ranker_batches, small_ranker
 from tests.support.models import probe_models as models
 
 ALL = 1_000_000  # rows to sample: all of them
@@ -140,7 +140,7 @@ def test_rows_are_sampled_the_same_for_input_and_gradient_and_maxima_are_of_all_
 @pytest.mark.slow
 def test_the_ranker_against_hooks():
     torch.manual_seed(0)
-    model = ranker()
+    model = small_ranker()
     inputs, target = next(iter(ranker_batches(64, 0)))
     caught, gradients = {}, {}
     hooks = []
@@ -159,7 +159,7 @@ def test_the_ranker_against_hooks():
             caught[f"layers.{index}.compress"] = args[0].detach().transpose(1, 2).flatten(0, 1)
 
         hooks.append(layer.register_forward_pre_hook(before))
-    with loka.Probe(model, "policies/ranker.yaml", every=1, rows=ALL) as probe:
+    with loka.Probe(model, "policies/small_ranker.yaml", every=1, rows=ALL) as probe:
         click_loss(model(*inputs), target).backward()
         probe.step()
         stats = probe.stats()

@@ -74,7 +74,7 @@ class Watch:
 def trained(seed: int, change: Change | None = None) -> Profile:
     """Train the ranker and watch it. `change` is applied to the input of SITE."""
     torch.manual_seed(seed)
-    model = zoo.ranker()
+    model = zoo.small_ranker()
     if change is not None:
         model.get_submodule(SITE).register_forward_pre_hook(lambda _, inputs: (change(inputs[0]),))
     watch = Watch(model)

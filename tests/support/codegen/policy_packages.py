@@ -42,7 +42,7 @@ def policy_packages(folder: Path) -> Iterator[Make]:
 
 
 def ranker_step(model: nn.Module) -> torch.Tensor:
-    """The output of a training step of `loka.zoo:ranker` on a batch of 64, the same each time."""
+    """The output of a training step of `loka.zoo:small_ranker` on a batch of 64, the same each time."""
     torch.manual_seed(3)
     inputs = ranker_inputs(64)
     y = model(**inputs) if isinstance(inputs, dict) else model(*inputs)

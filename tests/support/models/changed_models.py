@@ -23,7 +23,7 @@ from loka.graph.ir import ForwardIR
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
 from loka.plan.rewrite.plan_bindings import bind
-from loka.zoo import RANKER
+from loka.zoo import SMALL_RANKER
 from loka.zoo.wukong import WukongLayer, wukong_head
 
 WIDTH = 6
@@ -279,8 +279,8 @@ SHAPES: dict[str, Shape] = {
         sequential,
         ((), ("0.0", "0.1", "0.2", "0.3", "1.1", "1.2")),
     ),
-    "ranker layer": Shape(lambda: WukongLayer(RANKER), (("fmb.0", "fmb.2", "norm"), ("fmb_norm", "fmb")), (16, 32)),
-    "ranker head": Shape(lambda: wukong_head(RANKER), (("mlp.1", "mlp.5", "silu"), ("norm", "out")), (512,)),
+    "ranker layer": Shape(lambda: WukongLayer(SMALL_RANKER), (("fmb.0", "fmb.2", "norm"), ("fmb_norm", "fmb")), (16, 32)),
+    "ranker head": Shape(lambda: wukong_head(SMALL_RANKER), (("mlp.1", "mlp.5", "silu"), ("norm", "out")), (512,)),
 }
 
 
