@@ -18,22 +18,24 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "a2d3e2c5ca03e98bbe56d9fc9b914416a3a8e6e9af08c3cba295d9ce678ad0c2"
+STAMP = "9a26d74852dac370b206c04df9f76a4527519f16634dcaf7c4411f3a51e1f2b2"
 
-kernel = operators.of_package(__package__, "49e76d80")
+kernel = operators.of_package(__package__, "b82fc9fa")
 
 # Gradient of addition -> e4m3 with one power-of-two scale a row.
 # grad -> values, scale, scale_max, dadd
 add_backward_e4m3 = kernel(
-    NormOperator(NormBackward(width=256, add=True, quantize=True), {256: Rows(rows=4, warps=2, least=16, programs=8)})
+    NormOperator(
+        NormBackward(width=1024, add=True, quantize=True), {1024: Rows(rows=1, warps=2, least=4, programs=8, stages=3)}
+    ),
 )
 
 # Addition -> LayerNorm (eps 1e-05) -> SiLU.
 # x, add, weight, bias, dtype -> out, mean, rstd
 add_layer_norm_silu = kernel(
     NormOperator(
-        NormForward(width=64, norm="layer_norm", weight=True, bias=True, activation="silu", add=True, save=True),
-        {64: Rows(rows=16, warps=1, least=16, programs=16), 256: Rows(rows=4, warps=1, least=4, programs=16)},
+        NormForward(width=256, norm="layer_norm", weight=True, bias=True, activation="silu", add=True, save=True),
+        {256: Rows(rows=4, warps=1, least=4, programs=16), 2048: Rows(rows=1, warps=4, least=1, programs=8, stages=3)},
     ),
 )
 
@@ -41,8 +43,8 @@ add_layer_norm_silu = kernel(
 # grad, x, add, weight, bias, mean, rstd -> dx, dweight, dbias, dadd
 add_layer_norm_silu_backward = kernel(
     NormOperator(
-        NormBackward(width=64, norm="layer_norm", weight=True, bias=True, activation="silu", add=True),
-        {64: Rows(rows=16, warps=2, least=64, programs=8)},
+        NormBackward(width=256, norm="layer_norm", weight=True, bias=True, activation="silu", add=True),
+        {256: Rows(rows=4, warps=2, least=16, programs=8), 2048: Rows(rows=4, warps=8, least=16, programs=1, stages=3)},
     ),
 )
 
@@ -50,8 +52,8 @@ add_layer_norm_silu_backward = kernel(
 # grad, x, add, weight, bias, mean, rstd -> values, scale, scale_max, dweight, dbias, dadd
 add_layer_norm_silu_backward_e4m3 = kernel(
     NormOperator(
-        NormBackward(width=256, norm="layer_norm", weight=True, bias=True, activation="silu", add=True, quantize=True),
-        {256: Rows(rows=4, warps=2, least=16, programs=8)},
+        NormBackward(width=2048, norm="layer_norm", weight=True, bias=True, activation="silu", add=True, quantize=True),
+        {2048: Rows(rows=1, warps=4, least=4, programs=4, stages=3)},
     ),
 )
 
@@ -60,9 +62,9 @@ add_layer_norm_silu_backward_e4m3 = kernel(
 add_layer_norm_silu_e4m3 = kernel(
     NormOperator(
         NormForward(
-            width=256, norm="layer_norm", weight=True, bias=True, activation="silu", add=True, quantize=True, save=True
+            width=2048, norm="layer_norm", weight=True, bias=True, activation="silu", add=True, quantize=True, save=True
         ),
-        {256: Rows(rows=4, warps=1, least=4, programs=16)},
+        {2048: Rows(rows=1, warps=4, least=1, programs=8, stages=3)},
     ),
 )
 
@@ -70,8 +72,8 @@ add_layer_norm_silu_e4m3 = kernel(
 # x, add, weight, bias -> values, scale, scale_max
 add_layer_norm_silu_e4m3_inference = kernel(
     NormOperator(
-        NormForward(width=256, norm="layer_norm", weight=True, bias=True, activation="silu", add=True, quantize=True),
-        {256: Rows(rows=4, warps=1, least=4, programs=16)},
+        NormForward(width=2048, norm="layer_norm", weight=True, bias=True, activation="silu", add=True, quantize=True),
+        {2048: Rows(rows=1, warps=4, least=1, programs=8, stages=3)},
     ),
 )
 
@@ -79,44 +81,53 @@ add_layer_norm_silu_e4m3_inference = kernel(
 # x, add, weight, bias, dtype -> out
 add_layer_norm_silu_inference = kernel(
     NormOperator(
-        NormForward(width=64, norm="layer_norm", weight=True, bias=True, activation="silu", add=True),
-        {64: Rows(rows=16, warps=1, least=16, programs=16), 256: Rows(rows=4, warps=1, least=4, programs=16)},
+        NormForward(width=256, norm="layer_norm", weight=True, bias=True, activation="silu", add=True),
+        {256: Rows(rows=4, warps=1, least=4, programs=16), 2048: Rows(rows=1, warps=4, least=1, programs=8, stages=3)},
     ),
 )
 
 # 2 parts concatenated, a residual added -> LayerNorm (eps 1e-05).
 # part_0, part_1, residual, weight, bias, dtype -> out, mean, rstd
-concat_norm_2_residual_layer_norm_32 = kernel(
+concat_norm_2_residual_layer_norm_128 = kernel(
     ConcatNormOperator(
-        ConcatNormForward(width=32, parts=2, residual=True, norm="layer_norm", weight=True, bias=True, eps=1e-05),
-        ConcatNormConfiguration(rows=128, warps=8, programs=4),
+        ConcatNormForward(width=128, parts=2, residual=True, norm="layer_norm", weight=True, bias=True, eps=1e-05),
+        ConcatNormConfiguration(rows=32, warps=8, programs=4),
     ),
 )
 
 # Gradient of 2 parts concatenated, a residual added -> LayerNorm.
 # grad, part_0, part_1, residual, weight, mean, rstd -> dx, dweight, dbias
-concat_norm_2_residual_layer_norm_backward_32 = kernel(
+concat_norm_2_residual_layer_norm_backward_128 = kernel(
     ConcatNormOperator(
-        ConcatNormBackward(width=32, parts=2, residual=True, norm="layer_norm", weight=True, bias=True, eps=1e-05),
-        ConcatNormConfiguration(rows=64, warps=2, programs=16),
+        ConcatNormBackward(width=128, parts=2, residual=True, norm="layer_norm", weight=True, bias=True, eps=1e-05),
+        ConcatNormConfiguration(rows=16, warps=2, programs=16),
     ),
 )
 
-# Pairwise products at rank 8 and 8 weighted sums.
+# Pairwise products at rank 16 and 8 weighted sums.
 # x, rank, compress -> products, compressed
-fm_interaction_16x32_to_8_8 = kernel(
+fm_interaction_16x128_to_16_8 = kernel(
     FmOperator(
-        FmForward(sizes=FmSizes(embeddings=16, dim=32, rank=8, made=8)),
-        FmConfiguration(chunk=32, stages=3, stages_wide=3, warps=4, programs=2),
+        FmForward(sizes=FmSizes(embeddings=16, dim=128, rank=16, made=8)),
+        FmConfiguration(chunk=128, stages=3, stages_wide=3, warps=4, programs=2),
     ),
 )
 
-# Gradients of pairwise products at rank 8 and 8 weighted sums.
+# Gradients of pairwise products at rank 16 and 8 weighted sums.
 # dproducts, dcompressed, x, rank, compress, passed -> dx, drank, dcompress
-fm_interaction_backward_16x32_to_8_8_passed = kernel(
+fm_interaction_backward_16x128_to_16_8_passed = kernel(
     FmOperator(
-        FmBackward(sizes=FmSizes(embeddings=16, dim=32, rank=8, made=8), passed=True),
-        FmConfiguration(chunk=32, stages=3, stages_wide=3, warps=4, programs=2),
+        FmBackward(sizes=FmSizes(embeddings=16, dim=128, rank=16, made=8), passed=True),
+        FmConfiguration(chunk=64, stages=3, stages_wide=3, warps=4, programs=2),
+    ),
+)
+
+# LayerNorm (eps 1e-05).
+# x, weight, bias, dtype -> out, mean, rstd
+layer_norm = kernel(
+    NormOperator(
+        NormForward(width=256, norm="layer_norm", weight=True, bias=True, save=True),
+        {256: Rows(rows=4, warps=1, least=4, programs=16)},
     ),
 )
 
@@ -124,40 +135,31 @@ fm_interaction_backward_16x32_to_8_8_passed = kernel(
 # grad, x, weight, mean, rstd -> dx, dweight, dbias
 layer_norm_backward = kernel(
     NormOperator(
-        NormBackward(width=128, norm="layer_norm", weight=True, bias=True),
-        {128: Rows(rows=8, warps=2, least=32, programs=8)},
+        NormBackward(width=256, norm="layer_norm", weight=True, bias=True),
+        {256: Rows(rows=4, warps=2, least=16, programs=8)},
     ),
 )
 
-# LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
-# x, weight, bias -> values, scale, scale_max, mean, rstd
-layer_norm_e4m3 = kernel(
+# LayerNorm (eps 1e-05).
+# x, weight, bias, dtype -> out
+layer_norm_inference = kernel(
     NormOperator(
-        NormForward(width=128, norm="layer_norm", weight=True, bias=True, quantize=True, save=True),
-        {128: Rows(rows=8, warps=1, least=8, programs=16)},
-    ),
-)
-
-# LayerNorm (eps 1e-05) -> e4m3 with one power-of-two scale a row.
-# x, weight, bias -> values, scale, scale_max
-layer_norm_e4m3_inference = kernel(
-    NormOperator(
-        NormForward(width=128, norm="layer_norm", weight=True, bias=True, quantize=True),
-        {128: Rows(rows=8, warps=1, least=8, programs=16)},
+        NormForward(width=256, norm="layer_norm", weight=True, bias=True),
+        {256: Rows(rows=4, warps=1, least=4, programs=16)},
     ),
 )
 
 # To e4m3 with one power-of-two scale a row.
 # x -> values, scale, scale_max
 quantize_e4m3 = kernel(
-    NormOperator(NormForward(width=512, quantize=True), {512: Rows(rows=1, warps=1, least=1, programs=32)})
+    NormOperator(NormForward(width=2048, quantize=True), {2048: Rows(rows=1, warps=2, least=1, programs=32)})
 )
 
 # Weights to e4m3 with one power-of-two scale a row.
 # Tensor[] weights -> Tensor[]
 quantize_weights = kernel(
     QuantizeWeightsOperator(
-        {128: 128, 256: 256, 512: 512}, 3, WeightsLaunch(warp_elements=1024, least_columns=16, most_warps=16, warps=32)
+        {2048: 2048}, 3, WeightsLaunch(warp_elements=1024, least_columns=16, most_warps=16, warps=32)
     ),
 )
 

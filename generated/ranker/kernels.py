@@ -29,7 +29,7 @@ from loka.kernels.chain_values import Chain, Launch, NormCall, ScaledGemm, Stage
 
 from . import fused
 
-STAMP = "a2d3e2c5ca03e98bbe56d9fc9b914416a3a8e6e9af08c3cba295d9ce678ad0c2"
+STAMP = "9a26d74852dac370b206c04df9f76a4527519f16634dcaf7c4411f3a51e1f2b2"
 
 
 def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,29 +98,37 @@ LINEAR_LAYER_NORM_SILU_LAST_2 = Stage(
     norm=NormCall("layer_norm", "normalized_shape weight bias", constants=(("eps", 1e-05),)),
     activation="silu",
 )
-EMBED_DENSE_0 = constant(Chain(k=13, n=64, stages=(LINEAR_LAYER_NORM_SILU_LAST,)))
-LAYERS_FMB = constant(
+EMBED_DENSE_0 = constant(Chain(k=13, n=256, stages=(LINEAR_LAYER_NORM_SILU_LAST,)))
+LAYERS_FMB_0 = constant(
     Chain(
-        k=128,
-        n=256,
-        stages=(LINEAR_LAYER_NORM_SILU, LINEAR_LAYER_NORM_SILU, LINEAR_LAST),
+        k=256,
+        n=2048,
+        stages=(LINEAR_LAYER_NORM_SILU_LAST,),
         head=Stage(
             parameters="norm_weight norm_bias",
-            forward=Launch("layer_norm_e4m3", "x norm_weight norm_bias", "x_fp8 x_scale x_scale_max mean rstd"),
-            inference=Launch("layer_norm_e4m3_inference", "x norm_weight norm_bias", "x_fp8 x_scale x_scale_max"),
+            forward=Launch("layer_norm", "x norm_weight norm_bias dtype", "x_plain mean rstd"),
+            inference=Launch("layer_norm_inference", "x norm_weight norm_bias dtype", "x_plain"),
             backward=Launch(
                 "layer_norm_backward", "grad x norm_weight mean rstd", "dx norm_weight_sums norm_bias_sums"
             ),
             saved="x norm_weight norm_bias mean rstd",
             norm=NormCall("layer_norm", "normalized_shape weight bias", constants=(("eps", 1e-05),)),
         ),
-        weights=((0, 1, 2),),
+    ),
+)
+LAYERS_FMB_3_TO_6 = constant(
+    Chain(
+        k=2048,
+        n=1024,
+        stages=(LINEAR_LAYER_NORM_SILU, LINEAR_LAST),
+        head=Stage(forward=Launch("quantize_e4m3", "x", "x_fp8 x_scale x_scale_max")),
+        weights=((0, 1),),
     ),
 )
 HEAD_MLP = constant(
     Chain(
-        k=512,
-        n=256,
+        k=2048,
+        n=2048,
         stages=(LINEAR_LAYER_NORM_SILU, LINEAR_LAYER_NORM_SILU, LINEAR_LAYER_NORM_SILU_LAST_2),
         head=Stage(forward=Launch("quantize_e4m3", "x", "x_fp8 x_scale x_scale_max")),
         weights=((0, 1, 2),),
@@ -129,28 +137,34 @@ HEAD_MLP = constant(
 
 
 def embed_dense_0(x: Tensor, linear: Tensors) -> Tensor:
-    """linear -> layer_norm -> silu: x (..., 13), weight (64, 13) -> (..., 64).
+    """linear -> layer_norm -> silu: x (..., 13), weight (256, 13) -> (..., 256).
 
     embed.dense.0. GEMMs: fprop, dgrad, wgrad in the model's dtype.
     """
     return run(EMBED_DENSE_0, fused, (x,), (), (linear,))
 
 
-def layers_fmb(
-    x: Tensor, norm: Tensors, linear_0: Tensors, linear_1: Tensors, linear_2: Tensors, *counter_ids: int
-) -> Tensor:
-    """layer_norm -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear: x (..., 128), weight_0
-    (256, 128), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256).
+def layers_fmb_0(x: Tensor, norm: Tensors, linear: Tensors) -> Tensor:
+    """layer_norm -> linear -> layer_norm -> silu: x (..., 256), weight (2048, 256) -> (..., 2048).
+
+    layers.0.fmb.0, layers.1.fmb.0, layers.2.fmb.0. GEMMs: fprop, dgrad, wgrad in the model's dtype.
+    """
+    return run(LAYERS_FMB_0, fused, (x,), norm, (linear,))
+
+
+def layers_fmb_3_to_6(x: Tensor, linear_0: Tensors, linear_1: Tensors, *counter_ids: int) -> Tensor:
+    """linear -> layer_norm -> silu -> linear: x (..., 2048), weight_0 (2048, 2048), weight_1 (1024, 2048) -> (...,
+    1024).
 
     layers.0.fmb, layers.1.fmb, layers.2.fmb. GEMMs: fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3
     rowwise with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
     """
-    return run(LAYERS_FMB, fused, (x,), norm, (linear_0, linear_1, linear_2), *counter_ids)
+    return run(LAYERS_FMB_3_TO_6, fused, (x,), (), (linear_0, linear_1), *counter_ids)
 
 
 def head_mlp(x: Tensor, linear_0: Tensors, linear_1: Tensors, linear_2: Tensors, *counter_ids: int) -> Tensor:
-    """linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu: x (..., 512),
-    weight_0 (256, 512), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256).
+    """linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu: x (..., 2048),
+    weight_0 (2048, 2048), weight_1 (2048, 2048), weight_2 (2048, 2048) -> (..., 2048).
 
     head.mlp. GEMMs: fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a
     transposed copy; wgrad in transposed copies, tensorwise.
@@ -159,28 +173,35 @@ def head_mlp(x: Tensor, linear_0: Tensors, linear_1: Tensors, linear_2: Tensors,
 
 
 def embed_dense_0_frozen(x: Tensor, linear: Tensors) -> Tensor:
-    """linear -> layer_norm -> silu: x (..., 13), weight (64, 13) -> (..., 64). It gives no gradients.
+    """linear -> layer_norm -> silu: x (..., 13), weight (256, 13) -> (..., 256). It gives no gradients.
 
     embed.dense.0. GEMMs: fprop, dgrad, wgrad in the model's dtype.
     """
     return run_frozen(EMBED_DENSE_0, fused, (x,), (), (linear,))
 
 
-def layers_fmb_frozen(
-    x: Tensor, norm: Tensors, linear_0: Tensors, linear_1: Tensors, linear_2: Tensors, *counter_ids: int
-) -> Tensor:
-    """layer_norm -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear: x (..., 128), weight_0
-    (256, 128), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). It gives no gradients.
+def layers_fmb_0_frozen(x: Tensor, norm: Tensors, linear: Tensors) -> Tensor:
+    """layer_norm -> linear -> layer_norm -> silu: x (..., 256), weight (2048, 256) -> (..., 2048). It gives no
+    gradients.
+
+    layers.0.fmb.0, layers.1.fmb.0, layers.2.fmb.0. GEMMs: fprop, dgrad, wgrad in the model's dtype.
+    """
+    return run_frozen(LAYERS_FMB_0, fused, (x,), norm, (linear,))
+
+
+def layers_fmb_3_to_6_frozen(x: Tensor, linear_0: Tensors, linear_1: Tensors, *counter_ids: int) -> Tensor:
+    """linear -> layer_norm -> silu -> linear: x (..., 2048), weight_0 (2048, 2048), weight_1 (1024, 2048) -> (...,
+    1024). It gives no gradients.
 
     layers.0.fmb, layers.1.fmb, layers.2.fmb. GEMMs: fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3
     rowwise with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
     """
-    return run_frozen(LAYERS_FMB, fused, (x,), norm, (linear_0, linear_1, linear_2), *counter_ids)
+    return run_frozen(LAYERS_FMB_3_TO_6, fused, (x,), (), (linear_0, linear_1), *counter_ids)
 
 
 def head_mlp_frozen(x: Tensor, linear_0: Tensors, linear_1: Tensors, linear_2: Tensors, *counter_ids: int) -> Tensor:
-    """linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu: x (..., 512),
-    weight_0 (256, 512), weight_1 (256, 256), weight_2 (256, 256) -> (..., 256). It gives no gradients.
+    """linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu: x (..., 2048),
+    weight_0 (2048, 2048), weight_1 (2048, 2048), weight_2 (2048, 2048) -> (..., 2048). It gives no gradients.
 
     head.mlp. GEMMs: fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a
     transposed copy; wgrad in transposed copies, tensorwise.
@@ -196,7 +217,7 @@ class LayersFmInteractionFunction(torch.autograd.Function):
         ctx: Any, x: Tensor, rank: Tensor, compress: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor]:
         samples = x.to(dtype)
-        products, compressed = fused.fm_interaction_16x32_to_8_8(samples, rank.to(dtype), compress.to(dtype))
+        products, compressed = fused.fm_interaction_16x128_to_16_8(samples, rank.to(dtype), compress.to(dtype))
         ctx.save_for_backward(samples, rank, compress)
         return products, compressed, x.view_as(x)
 
@@ -204,7 +225,7 @@ class LayersFmInteractionFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dproducts: Tensor, dcompressed: Tensor, passed: Tensor) -> tuple[Tensor | None, ...]:
         samples, rank, compress = ctx.saved_tensors
-        dx, drank_sums, dcompress_sums = fused.fm_interaction_backward_16x32_to_8_8_passed(
+        dx, drank_sums, dcompress_sums = fused.fm_interaction_backward_16x128_to_16_8_passed(
             dproducts, dcompressed, samples, rank.to(samples.dtype), compress.to(samples.dtype), passed
         )
         drank, dcompress = dispatch.reduced(fused.reduce, [drank_sums, dcompress_sums], [rank.dtype, compress.dtype])
@@ -212,7 +233,8 @@ class LayersFmInteractionFunction(torch.autograd.Function):
 
 
 def layers_fm_interaction(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x (B, 16, 32) -> x @ (x^T @ rank) (B, 16, 8), compress @ x (B, 8, 32), and x itself for the sum that adds it."""
+    """x (B, 16, 128) -> x @ (x^T @ rank) (B, 16, 16), compress @ x (B, 8, 128), and x itself for the sum that adds
+    it."""
     y: Any = LayersFmInteractionFunction.apply(x, rank, compress, dispatch.output_dtype(x, rank, compress))
     return y
 
@@ -224,7 +246,7 @@ class LayersConcatNormFunction(torch.autograd.Function):
     def forward(
         ctx: Any, part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
     ) -> Tensor:
-        out, mean, rstd = fused.concat_norm_2_residual_layer_norm_32(part_0, part_1, residual, weight, bias, dtype)
+        out, mean, rstd = fused.concat_norm_2_residual_layer_norm_128(part_0, part_1, residual, weight, bias, dtype)
         ctx.save_for_backward(part_0, part_1, residual, weight, bias, mean, rstd)
         return out
 
@@ -232,7 +254,7 @@ class LayersConcatNormFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         part_0, part_1, residual, weight, bias, mean, rstd = ctx.saved_tensors
-        dx, dweight_sums, dbias_sums = fused.concat_norm_2_residual_layer_norm_backward_32(
+        dx, dweight_sums, dbias_sums = fused.concat_norm_2_residual_layer_norm_backward_128(
             grad, part_0, part_1, residual, weight, mean, rstd
         )
         dweight, dbias = dispatch.reduced(fused.reduce, [dweight_sums, dbias_sums], [weight.dtype, bias.dtype])
@@ -241,7 +263,7 @@ class LayersConcatNormFunction(torch.autograd.Function):
 
 
 def layers_concat_norm(part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """part_0 (B, n_0, 32), part_1 (B, n_1, 32); residual and result (B, n, 32), n the sum of all rows."""
+    """part_0 (B, n_0, 128), part_1 (B, n_1, 128); residual and result (B, n, 128), n the sum of all rows."""
     y: Any = LayersConcatNormFunction.apply(
         part_0, part_1, residual, weight, bias, dispatch.joined_dtype(part_0, part_1, residual)
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "a2d3e2c5ca03e98bbe56d9fc9b914416a3a8e6e9af08c3cba295d9ce678ad0c2"
+STAMP = "9a26d74852dac370b206c04df9f76a4527519f16634dcaf7c4411f3a51e1f2b2"
 
 
 @triton.jit

@@ -115,13 +115,13 @@ def test_a_flipped_bit_of_the_manifest_leaves_the_plan_or_has_it_refused(package
 
 def test_a_plan_beside_no_manifest_or_another_one_is_read(package: Path, tmp_path: Path) -> None:
     known = read_plan(package / "plan.json")
-    text = (package / "plan.json").read_text().replace('"batch_size": 4096', '"batch_size": 2048')
+    text = (package / "plan.json").read_text().replace('"batch_size": 16384', '"batch_size": 2048')
     (tmp_path / "plan.json").write_text(text)
     for manifest in (None, "", "[]", '{"format": "somebody.else", "outputs": {"plan.json": "0"}}', '{"outputs": 3}'):
         if manifest is not None:
             (tmp_path / "manifest.json").write_text(manifest)
         assert read_plan(tmp_path / "plan.json").batch_size == 2048
-    assert known.batch_size == 4096
+    assert known.batch_size == 16384
 
 
 def edited(package: Path) -> None:

@@ -125,8 +125,8 @@ def test_the_ranker_has_a_quantizer_of_activations_and_one_for_the_weights_of_al
     import_folder(RANKER)
     fused = importlib.import_module("ranker.fused")
     assert [name for name in vars(fused) if name.startswith("quantize")] == ["quantize_e4m3", "quantize_weights"]
-    assert fused.quantize_e4m3(torch.ones(2, 512))[0].shape == (2, 512)
-    assert [each.shape for each in fused.quantize_weights([torch.ones(2, 512), torch.ones(3, 128)])[::3]] == [
-        (2, 512),
-        (3, 128),
+    assert fused.quantize_e4m3(torch.ones(2, 2048))[0].shape == (2, 2048)
+    assert [each.shape for each in fused.quantize_weights([torch.ones(2, 2048), torch.ones(3, 2048)])[::3]] == [
+        (2, 2048),
+        (3, 2048),
     ]
