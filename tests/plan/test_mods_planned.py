@@ -184,7 +184,8 @@ def test_words_of_what_is_left_and_gained():
 def test_a_mixing_layer_that_is_fused_is_not_padded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (
-        'version: 1\nname: a\nmodel: {factory: "loka.zoo:small_ranker", inputs: "loka.zoo:ranker_inputs", batch_size: 64}\n'
+        "version: 1\nname: a\n"
+        'model: {factory: "loka.zoo:small_ranker", inputs: "loka.zoo:ranker_inputs", batch_size: 64}\n'
     )
     Path("a.yaml").write_text(
         text + "defaults: {compute: keep}\nmods: [{use: pad_alignment}, {use: fuse_interaction}]\n"

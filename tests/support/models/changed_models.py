@@ -279,7 +279,9 @@ SHAPES: dict[str, Shape] = {
         sequential,
         ((), ("0.0", "0.1", "0.2", "0.3", "1.1", "1.2")),
     ),
-    "ranker layer": Shape(lambda: WukongLayer(SMALL_RANKER), (("fmb.0", "fmb.2", "norm"), ("fmb_norm", "fmb")), (16, 32)),
+    "ranker layer": Shape(
+        lambda: WukongLayer(SMALL_RANKER), (("fmb.0", "fmb.2", "norm"), ("fmb_norm", "fmb")), (16, 32)
+    ),
     "ranker head": Shape(lambda: wukong_head(SMALL_RANKER), (("mlp.1", "mlp.5", "silu"), ("norm", "out")), (512,)),
 }
 
