@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "9a26d74852dac370b206c04df9f76a4527519f16634dcaf7c4411f3a51e1f2b2"
+STAMP = "e4ad92b16f95453203081d3e7e713f6c8e0350d8405b9e4e5aa147d3eda63e2c"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

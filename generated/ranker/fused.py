@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "9a26d74852dac370b206c04df9f76a4527519f16634dcaf7c4411f3a51e1f2b2"
+STAMP = "e4ad92b16f95453203081d3e7e713f6c8e0350d8405b9e4e5aa147d3eda63e2c"
 
 kernel = operators.of_package(__package__, "b82fc9fa")
 

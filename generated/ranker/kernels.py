@@ -29,7 +29,7 @@ from loka.kernels.chain_values import Chain, Launch, NormCall, ScaledGemm, Stage
 
 from . import fused
 
-STAMP = "9a26d74852dac370b206c04df9f76a4527519f16634dcaf7c4411f3a51e1f2b2"
+STAMP = "e4ad92b16f95453203081d3e7e713f6c8e0350d8405b9e4e5aa147d3eda63e2c"
 
 
 def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:
