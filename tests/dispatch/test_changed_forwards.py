@@ -58,14 +58,14 @@ def train(model):
 
 
 APPENDED = (
-    f"'head': {ANOTHER}: v7 = self.mlp.7(v6) -> [?, 256], planned was "
-    "v7 = layer_norm(v6, [256], self.norm.weight, self.norm.bias, 1e-05)"
+    f"'head': {ANOTHER}: v7 = self.mlp.7(v6) -> [?, 2048], planned was "
+    "v7 = layer_norm(v6, [2048], self.norm.weight, self.norm.bias, 1e-05)"
 )
 
 
 def test_a_linear_appended_to_the_ranker():
     model = ranker()
-    model.head.mlp.append(nn.Linear(256, 256))
+    model.head.mlp.append(nn.Linear(2048, 2048))
     refused(lambda: package.apply(model), f"{APPENDED}: {AGAIN}")
     assert not any(isinstance(module, dispatch.Bound) for module in model.modules())
 
@@ -79,7 +79,7 @@ def test_a_dropout_put_into_a_sequential():
     where = "'layers.1': its own forward is another at wukong.py:"
     assert problem.startswith(where)
     assert "v7 = dropout(v6, 0.1, True, False), planned was v7 = silu(v6, inplace=False)" in problem
-    assert "'layers.1': has no parameter 'fmb.3.weight', planned with shape (256, 256)" in error.value.problems
+    assert "'layers.1': has no parameter 'fmb.3.weight', planned with shape (2048, 2048)" in error.value.problems
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
@@ -87,7 +87,7 @@ def test_swapped_after_apply(mode):
     model = ranker()
     patch = package.apply(model, mode=mode)
     model.head.mlp[2] = nn.GELU()
-    model.layers[0].norm = nn.LayerNorm(32, eps=1e-3)
+    model.layers[0].norm = nn.LayerNorm(128, eps=1e-3)
     model.embed.dense[1].eps = 0.1
     with torch.no_grad():
         model(*ranker_inputs(8))
@@ -98,15 +98,15 @@ def test_swapped_after_apply(mode):
     assert head == f"'head': {ANOTHER}: {gelu}: {BACK}"
     assert layer.startswith("'layers.0': its own forward is another at wukong.py:")
     assert "self.norm.bias, 0.001), planned was v16 = layer_norm(" in layer
-    assert dense.startswith("'embed.dense': its own forward is another: v1 = layer_norm(v0, [64], self.1.weight")
+    assert dense.startswith("'embed.dense': its own forward is another: v1 = layer_norm(v0, [256], self.1.weight")
 
 
 def test_what_is_called_may_be_another_and_what_is_inlined_its_like():
     model = ranker()
-    model.head.out = nn.Sequential(nn.Linear(256, 4), nn.Linear(4, 1))
+    model.head.out = nn.Sequential(nn.Linear(2048, 4), nn.Linear(4, 1))
     patch = package.apply(model)
     model.head.out.append(nn.Tanh())
-    model.head.mlp[0], model.head.norm = nn.Linear(512, 256), nn.LayerNorm(256)
+    model.head.mlp[0], model.head.norm = nn.Linear(2048, 2048), nn.LayerNorm(2048)
     train(model)
     patch.verify()
     assert model.head.mlp[0].weight.grad is not None
@@ -257,7 +257,7 @@ def test_copies_are_held_to_the_same():
         train(copied)
         patch = dispatch.patch_of(copied)
         patch.verify()
-        copied.head.mlp.append(nn.Linear(256, 256))
+        copied.head.mlp.append(nn.Linear(2048, 2048))
         found_out(patch, f"{APPENDED}: {BACK}")
         del copied.head.mlp[-1]
         patch.verify()
@@ -269,7 +269,7 @@ def test_pieces_of_a_flat_parameter_are_not_blamed():
     train(model)
     flat = nn.Parameter(torch.zeros(3))
     model.head.norm.weight = flat
-    with pytest.raises(dispatch.VerifyError, match=r"'head': norm.weight has shape \(3,\), planned was \(256,\)"):
+    with pytest.raises(dispatch.VerifyError, match=r"'head': norm.weight has shape \(3,\), planned was \(2048,\)"):
         patch.verify()
     flat._fsdp_flattened = True  # as FullyShardedDataParallel marks what it keeps between forwards
     patch.verify()

@@ -71,8 +71,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Writes a policy for a small Wukong with mods; `costs` take the place of measurements."""
     monkeypatch.chdir(tmp_path)
 
-    def put(*mods: str, costs: object = None, model: str = "ranker", name: str = "a.yaml") -> Path:
-        text = f'version: 1\nname: a\nmodel: {{factory: "loka.zoo:{model}", inputs: "loka.zoo:{model}_inputs", '
+    def put(*mods: str, costs: object = None, model: str = "small_ranker", name: str = "a.yaml") -> Path:
+        inputs = f"{model.removeprefix('small_')}_inputs"
+        text = f'version: 1\nname: a\nmodel: {{factory: "loka.zoo:{model}", inputs: "loka.zoo:{inputs}", '
         text += f"batch_size: {BATCH}}}\ndefaults: {{compute: keep}}\n"
         text += f"mods: [{', '.join(mods)}]\n" if mods else ""
         monkeypatch.setattr(planner, "open_measurements", lambda policy: costs)
