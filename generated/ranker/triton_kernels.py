@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "e4ad92b16f95453203081d3e7e713f6c8e0350d8405b9e4e5aa147d3eda63e2c"
+STAMP = "dd5cbcc32fe4028e706cf76aa1c1c0f00f3d94bddd2a3e44f02cebfb71747d85"
 
 
 @triton.jit
