@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "dd5cbcc32fe4028e706cf76aa1c1c0f00f3d94bddd2a3e44f02cebfb71747d85"
+STAMP = "bf8a25de8bbe04ca14fe0ce4c5814b93078a773e316caa55331a143d1637bd56"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

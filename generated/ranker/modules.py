@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "dd5cbcc32fe4028e706cf76aa1c1c0f00f3d94bddd2a3e44f02cebfb71747d85"
+STAMP = "bf8a25de8bbe04ca14fe0ce4c5814b93078a773e316caa55331a143d1637bd56"
 
 
 class EmbedDense(dispatch.Bound):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "dd5cbcc32fe4028e706cf76aa1c1c0f00f3d94bddd2a3e44f02cebfb71747d85"
+STAMP = "bf8a25de8bbe04ca14fe0ce4c5814b93078a773e316caa55331a143d1637bd56"
 
 
 @triton.jit

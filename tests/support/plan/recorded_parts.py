@@ -19,6 +19,7 @@ PARTS = (
     Part(PartKind.FORWARD, "rendered", 96, WIDTH, dtype="float32", recipe="e4m3 rowwise", around="layer_norm"),
     Part(PartKind.QUANTIZE, "rendered", 96, WIDTH, recipe="e5m2 rowwise"),
     Part(PartKind.COPY, "rendered", 96, WIDTH, dtype="float32", recipe="bfloat16"),
+    Part(PartKind.REQUANTIZE_TRANSPOSE, "rendered", 90, WIDTH, recipe="e4m3 tensorwise"),  # copies have zeros behind
 )
 FORMS: tuple[tuple[Form, int], ...] = (
     (FmForm(16, 8, 6, passing=True), 32),
