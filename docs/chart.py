@@ -16,11 +16,13 @@ from loka.probe.estimate import t_quantile
 FIGURES = Path(__file__).with_name("chart.json")
 PICTURE = Path(__file__).with_name("chart.svg")
 
-WIDTH, HEIGHT = 960, 385
+WIDTH, HEIGHT = 960, 480
 TOP, ROW, BAR = 76, 40, 13  # pixels: the first row, a row, a bar
 SPEED_LEFT, SPEED_SCALE = 190, 155  # where a speed of 0 is, and pixels for 1.00x
 NE_LEFT, NE_MIDDLE, NE_SCALE = 560, 800, 4000  # labels, a change of 0, pixels for 1 %
-_COLOURS = {"torchao rowwise": "torchao", "LoKA without FP8": "fused", "LoKA FP8": "loka"}
+_COLOURS = {
+    "torchao tensorwise": "torchao", "torchao rowwise": "torchao", "LoKA without FP8": "fused", "LoKA FP8": "loka"
+}  # fmt: skip
 STYLE = """\
   svg { font: 13px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; }
   .page { fill: #ffffff; } text { fill: #1f2328; } .quiet { fill: #59636e; } .title { font-weight: 600; }

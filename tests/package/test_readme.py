@@ -82,7 +82,12 @@ def test_the_chart_is_drawn_from_its_figures() -> None:
     ElementTree.fromstring(drawn)
 
 
-VARIANTS = {"LoKA FP8": "loka-fp8", "LoKA without FP8": "loka-bf16", "torchao rowwise": "torchao-rowwise"}
+VARIANTS = {
+    "LoKA FP8": "loka-fp8",
+    "LoKA without FP8": "loka-bf16",
+    "torchao rowwise": "torchao-rowwise",
+    "torchao tensorwise": "torchao-tensorwise",
+}
 
 
 def test_the_figures_of_the_chart_are_those_of_the_pages() -> None:
