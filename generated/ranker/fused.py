@@ -18,9 +18,9 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "bf8a25de8bbe04ca14fe0ce4c5814b93078a773e316caa55331a143d1637bd56"
+STAMP = "756bde25eb1151630132f7cc3f3c6c9f1b740de384bc220ce56064c08a143558"
 
-kernel = operators.of_package(__package__, "b82fc9fa")
+kernel = operators.of_package(__package__, "ec48f2c5")
 
 # Gradient of addition -> e4m3 with one power-of-two scale a row.
 # grad -> values, scale, scale_max, dadd

@@ -16,7 +16,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "bf8a25de8bbe04ca14fe0ce4c5814b93078a773e316caa55331a143d1637bd56"
+STAMP = "756bde25eb1151630132f7cc3f3c6c9f1b740de384bc220ce56064c08a143558"
 
 
 class EmbedDense(dispatch.Bound):

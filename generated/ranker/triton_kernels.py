@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "bf8a25de8bbe04ca14fe0ce4c5814b93078a773e316caa55331a143d1637bd56"
+STAMP = "756bde25eb1151630132f7cc3f3c6c9f1b740de384bc220ce56064c08a143558"
 
 
 @triton.jit
@@ -48,6 +48,66 @@ def activation_gradient(grad, z, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def normalise(
+    x, inside, WIDTH: tl.constexpr, whole: tl.constexpr, ROWS: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """n, mean and rstd of rows that a program holds."""
+    n, mean, rstd = x, 0.0, 0.0
+    if NORM == "layer_norm":
+        mean = tl.sum(x, -1) / WIDTH
+        n = zero_outside(x - by_row(mean, ROWS), inside, whole)
+    if NORM == "layer_norm" or NORM == "rms_norm":
+        rstd = tl.rsqrt(tl.sum(n * n, -1) / WIDTH + EPS)
+        n = n * by_row(rstd, ROWS)
+    return n, mean, rstd
+
+
+@triton.jit
+def norm_gradient(
+    dn, n, rstd, mean_dn, mean_dn_n, WIDTH: tl.constexpr, ROWS: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The gradient with respect to x, from that with respect to n, dn, and the means over a row of dn and of dn * n."""
+    if NORM == "layer_norm":
+        dn = (dn - by_row(mean_dn, ROWS) - n * by_row(mean_dn_n, ROWS)) * by_row(rstd, ROWS)
+    return dn
+
+
+@triton.jit
+def output_of(n, x, weight, bias, inside, whole: tl.constexpr, ACTIVATION: tl.constexpr, SCALING: tl.constexpr):
+    """The activation of n * weight + bias; zeros behind rows whose scale is to be found."""
+    if weight is not None:
+        n = n * weight
+    if bias is not None:
+        n = n + bias
+    y = activate(n, x, ACTIVATION)
+    if ACTIVATION == "sigmoid" and SCALING is not None:
+        y = zero_outside(y, inside, whole)
+    return y
+
+
+@triton.jit
+def gradient_of_output(
+    grad, x, row, valid, weight, bias, mean_ptr, rstd_ptr, ROWS: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
+    BLOCK: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """The gradient with respect to n * weight + bias, from that of its activation; that of a gate's x; n and rstd."""
+    n, rstd, gate_grad = x, 0.0, 0.0
+    if mean_ptr is not None:
+        n = n - by_row(load(mean_ptr + row, valid), ROWS)
+    if rstd_ptr is not None:
+        rstd = load(rstd_ptr + row, valid)
+        n = n * by_row(rstd, ROWS)
+    z = n
+    if weight is not None:
+        z = z * weight
+    if bias is not None:
+        z = z + bias
+    return activation_gradient(grad, z, ACTIVATION), gate_grad, n, rstd
+
+
+@triton.jit
 def load_as_is(pointers, mask):
     """What stands there, zero where the mask is false."""
     if mask is None:
@@ -73,11 +133,24 @@ def inside_of(row, rows: tl.constexpr, high: tl.constexpr, column, columns: tl.c
 
 @triton.jit
 def load_vector(pointer, columns, inside):
-    """A vector over the columns, if there is one."""
+    """A vector over the columns, or None."""
     if pointer is None:
-        return 0.0
+        return None
     else:
         return load(pointer + columns, inside)
+
+
+@triton.jit
+def load_sum(x_pointers, add, times_ptr, residual_ptr, offsets, mask):
+    """[+ add] -> [* times] -> [+ residual] of x."""
+    x = load(x_pointers, mask)
+    if add is not None:
+        x = x + add
+    if times_ptr is not None:
+        x = x * load(times_ptr + offsets, mask)
+    if residual_ptr is not None:
+        x = x + load(residual_ptr + offsets, mask)
+    return x
 
 
 @triton.jit
@@ -132,13 +205,19 @@ def store_output(
         nan = nan_unless_finite(x)
         amax = tl.maximum(tl.max(tl.abs(x) + nan, -1), 7.888609052210118e-31)  # 2**-100
         scale, factor = scale_of(amax, LIMIT, POWER_OF_TWO)
-        values = scaled(x, by_row(factor, ROWS), POWER_OF_TWO)
-        if not POWER_OF_TWO:
-            values = tl.clamp(values, -LIMIT, LIMIT)  # above it is rounding alone
-        tl.store(out_ptr + offsets, (values - nan).to(out_ptr.dtype.element_ty), mask=stored)
+        store_under(x, nan, by_row(factor, ROWS), out_ptr + offsets, stored, LIMIT, POWER_OF_TWO)
         tl.store(scale_ptr + row, scale, mask=valid)
         largest = tl.maximum(largest, scale if ROWS == 1 else tl.max(tl.where(valid, scale, 0.0), 0))
     return largest, overflow
+
+
+@triton.jit
+def store_under(x, nan, factor, pointers, stored, LIMIT: tl.constexpr, POWER_OF_TWO: tl.constexpr):
+    """x in FP8 under scales that come from its own maxima."""
+    values = scaled(x, factor, POWER_OF_TWO)
+    if not POWER_OF_TWO:
+        values = tl.clamp(values, -LIMIT, LIMIT)  # above it is rounding alone
+    tl.store(pointers, (values - nan).to(pointers.dtype.element_ty), mask=stored)
 
 
 @triton.jit
@@ -475,18 +554,9 @@ def norm_backward(
             x = load(x_ptr + offsets, mask)
             if add_ptr is not None:
                 x = x + add
-            n = x
-            if NORM == "layer_norm":
-                n = n - by_row(load(mean_ptr + row, valid), ROWS)
-            if NORM == "layer_norm" or NORM == "rms_norm":
-                rstd = load(rstd_ptr + row, valid)
-                n = n * by_row(rstd, ROWS)
-            z = n
-            if weight_ptr is not None:
-                z = z * weight
-            if bias_ptr is not None:
-                z = z + bias
-            dz = activation_gradient(grad, z, ACTIVATION)
+            dz, _, n, rstd = gradient_of_output(
+                grad, x, row, valid, weight, bias, mean_ptr, rstd_ptr, ROWS, NORM, EPS, BLOCK, ACTIVATION
+            )
         if dweight_ptr is not None:
             dweight += dz * n
         if dbias_ptr is not None:
@@ -494,11 +564,11 @@ def norm_backward(
         dx = dz
         if weight_ptr is not None:
             dx = dx * weight
-        if NORM == "layer_norm":
+        if NORM is not None:
             mean_dn, mean_dn_n = tl.sum(dx, -1) / WIDTH, tl.sum(dx * n, -1) / WIDTH
-            dx = (dx - by_row(mean_dn, ROWS) - n * by_row(mean_dn_n, ROWS)) * by_row(rstd, ROWS)
-            if SCALING is not None:
-                dx = zero_outside(dx, inside, WIDTH == PADDED)
+            dx = norm_gradient(dx, n, rstd, mean_dn, mean_dn_n, WIDTH, ROWS, NORM, EPS, BLOCK)
+        if mean_ptr is not None and SCALING is not None:
+            dx = zero_outside(dx, inside, WIDTH == PADDED)
         if residual_grad_in_ptr is not None:
             dx = dx + load(residual_grad_in_ptr + offsets, mask)
         if residual_grad_out_ptr is not None:
@@ -549,33 +619,17 @@ def norm_forward(
         if not HELD:
             add, weight = load_vector(add_ptr, columns, inside), load_vector(weight_ptr, columns, inside)
             bias = load_vector(bias_ptr, columns, inside)
-        x = load(x_ptr + start * x_stride + columns, mask)
-        if add_ptr is not None:
-            x = x + add
-        if times_ptr is not None:
-            x = x * load(times_ptr + offsets, mask)
-        if residual_ptr is not None:
-            x = x + load(residual_ptr + offsets, mask)
+        x = load_sum(x_ptr + start * x_stride + columns, add, times_ptr, residual_ptr, offsets, mask)
         if kept_ptr is not None:
             tl.store(kept_ptr + offsets, x, mask=stored)
-        y = x
-        if NORM == "layer_norm":
-            mean = tl.sum(x, -1) / WIDTH
-            y = zero_outside(x - by_row(mean, ROWS), inside, WIDTH == PADDED)
+        n = x
+        if NORM is not None:
+            n, mean, rstd = normalise(x, inside, WIDTH, WIDTH == PADDED, ROWS, NORM, EPS, BLOCK)
             if mean_ptr is not None:
                 tl.store(mean_ptr + row, mean, mask=valid)
-        if NORM == "layer_norm" or NORM == "rms_norm":
-            rstd = tl.rsqrt(tl.sum(y * y, -1) / WIDTH + EPS)
-            y = y * by_row(rstd, ROWS)
             if rstd_ptr is not None:
                 tl.store(rstd_ptr + row, rstd, mask=valid)
-        if weight_ptr is not None:
-            y = y * weight
-        if bias_ptr is not None:
-            y = y + bias
-        y = activate(y, x, ACTIVATION)
-        if ACTIVATION == "sigmoid" and SCALING is not None:
-            y = zero_outside(y, inside, WIDTH == PADDED)
+        y = output_of(n, x, weight, bias, inside, WIDTH == PADDED, ACTIVATION, SCALING)
         largest, overflow = store_output(
             y, out_ptr, scale_ptr, offsets, row, valid, stored, factor, largest, overflow,
             SCALING, LIMIT, POWER_OF_TWO, WIDTH, ROWS,

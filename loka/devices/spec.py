@@ -46,6 +46,7 @@ class RowLaunch:
     programs: int  # most on each multiprocessor
     held: bool = True  # weight, bias and add stay in registers; otherwise each step reads them again (L1 cache)
     stages: int = 1  # steps whose rows are prefetched into shared memory at once
+    chunk: int = 0  # columns at a step, a power of two, of rows that no program holds
 
 
 @dataclass(frozen=True, slots=True)

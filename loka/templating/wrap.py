@@ -23,7 +23,7 @@ _GROUPS = re.compile(r"\([^()]+\)(?:, (?:\([^()]+\)|\w+))+ = ")
 _BARE_TUPLE = re.compile(r"(return|del) ([^()\[\]{}]+,[^()\[\]{}]+)")
 _COMMENT = re.compile(r" *# ")
 _JOINED = "\0"  # stands for a space at which a line is not broken
-_OF_KERNEL = re.compile(r"\w+_(?:ptr|desc)")  # a kernel's parameters, of which there are many
+_OF_KERNEL = re.compile(r"\w+_(?:ptr|desc)|\w+: tl\.constexpr")  # parameters of a kernel, of which there are many
 
 
 @dataclass(frozen=True, slots=True)

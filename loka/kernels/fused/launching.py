@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from loka.errors import LokaError
 from loka.kernels import decomposition
 
 if TYPE_CHECKING:
@@ -43,6 +44,20 @@ def launch(
     compiled = kernel[grid](*arguments, *constants, num_warps=num_warps)
     if hasattr(compiled, "packed_metadata"):  # not so under Triton's interpreter
         compiled_kernels[key] = compiled
+
+
+def launch_by_name(launch: Launch, kernel: Any, programs: int, values: Mapping[str, Any], num_warps: int) -> None:
+    """`launch` a kernel on values for its parameters, by their names: a tensor NAME is that of NAME_ptr.
+
+    Constants, in capitals, are the last parameters; a pointer without a tensor is None. Raises LokaError for a value
+    that the kernel has no parameter for.
+    """
+    names = [name.removesuffix("_ptr") for name in kernel.arg_names]
+    if not values.keys() <= set(names):
+        raise LokaError(f"a kernel has no parameters for {values.keys() - set(names)}; it has {names}")
+    passed = [values.get(name) if f"{name}_ptr" in kernel.arg_names else values[name] for name in names]
+    first = next((place for place, name in enumerate(names) if name.isupper()), len(names))
+    launch(kernel, (programs,), *passed[:first], constants=tuple(passed[first:]), num_warps=num_warps)
 
 
 def _specialization(arguments: Iterable[Any]) -> list[object]:

@@ -45,16 +45,12 @@ from loka.kernels.fused.matrix_operators import (
     TransposeOperator,
 )
 from loka.kernels.fused.norm.fused_cast_transpose import FusedCastTranspose, TransposeTile, tile_of
-from loka.kernels.fused.norm.norm_operator import FusedCastTransposeOperator, NormOperator, WideNormOperator
+from loka.kernels.fused.norm.norm_operator import FusedCastTransposeOperator, NormOperator
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES, NormBackward, NormForward, Spec
 from loka.kernels.fused.norm.norm_values import (
-    WideConfiguration,
     configuration,
     norm_title,
     rows_launch,
-    wide_configuration,
-    wide_norm_passes,
-    wide_rows,
 )
 from loka.kernels.fused.norm.norms import NORMS
 from loka.kernels.fused.operators import KernelOperator
@@ -76,9 +72,7 @@ AnySpec = (
     | CrossBackward
     | QuantizeWeights
 )
-AnyConfiguration = (
-    RowLaunch | WideConfiguration | TransposeTile | FmConfiguration | ConcatNormConfiguration | CrossConfiguration
-)
+AnyConfiguration = RowLaunch | TransposeTile | FmConfiguration | ConcatNormConfiguration | CrossConfiguration
 _KERNELS = KERNELS + "kernels/"
 _SUFFIX = ".py.j2"
 
@@ -139,13 +133,6 @@ def _rendered(
         return {"kernel": template, "title": title, "text": text}
 
     match first:
-        case NormForward() | NormBackward() if first.width > LARGEST_HELD:
-            wide = launched if isinstance(launched, WideConfiguration) else wide_configuration(first, device)
-            title, rows = norm_title(first), wide_rows(first, wide, device)
-            passes = wide_norm_passes(first) if isinstance(first, NormBackward) else ()
-            template = "wide_forward" if isinstance(first, NormForward) else "wide_backward"
-            values = {"passes": passes, "across": rows.across, "maxima_chunk": launches.maxima_chunk}
-            made |= written(template, wide, title, **values) | {"operator": WideNormOperator(first, rows)}
         case NormForward() | NormBackward():
             chosen = launched if isinstance(launched, RowLaunch) else None
             by_width = {spec.width: spec for spec in _alike(group)}
@@ -154,7 +141,8 @@ def _rendered(
                 for width, spec in sorted(by_width.items())
             }
             operator = NormOperator(by_width[min(by_width)], rows_of)
-            kernel = "norm_forward" if isinstance(first, NormForward) else "norm_backward"
+            rows = "wide" if first.width > LARGEST_HELD else "norm"
+            kernel = f"{rows}_{'forward' if isinstance(first, NormForward) else 'backward'}"
             made |= {"operator": operator, "title": norm_title(first), "kernel": kernel}
             made |= {"maxima_chunk": launches.maxima_chunk}
         case FusedCastTranspose():
@@ -256,7 +244,7 @@ def render_files(kernels: Sequence[Rendered], templates: Templates, subject: str
 def kernel_texts(kernels: Sequence[Rendered], templates: Templates) -> list[str]:
     """The texts of the device functions and of the kernels that operators launch, with the branches that they need."""
     specs = [spec for it in kernels for spec in it.specs]
-    norms = [spec for spec in specs if isinstance(spec, NormForward | NormBackward) and spec.width <= LARGEST_HELD]
+    norms = [spec for spec in specs if isinstance(spec, NormForward | NormBackward)]
     activations = {spec.activation for spec in norms}
     scalings = {spec.how.scaling if spec.quantize else None for spec in norms}
     context: dict[str, Any] = {
@@ -274,11 +262,12 @@ def kernel_texts(kernels: Sequence[Rendered], templates: Templates) -> list[str]
         templates.render(f"{_KERNELS}{kernel}{_SUFFIX}", {**context, "count": count})
         for kernel, count in sorted(counts.items())
     ]
+    functions = device_functions(templates, context)
     for norm in context["norms"]:
-        if not any(f'NORM == "{norm}"' in text for text in shared):
-            raise LokaError(f"the kernels have no branch for the norm {norm!r}; templates/triton/kernels need one")
+        if not any(f'NORM == "{norm}"' in text for text in functions.values()):
+            raise LokaError(f"the kernels have no branch for the norm {norm!r}: {KERNELS}device/norms.py.j2 needs one")
     texts = [*shared, *(it.text for it in kernels if it.text)]
-    return [*used_functions(texts, device_functions(templates, context)), *texts]
+    return [*used_functions(texts, functions), *texts]
 
 
 def _signature(it: Rendered) -> str:
@@ -335,7 +324,7 @@ def _import(module: str, names: Sequence[str]) -> str:
     return line if len(line) <= WIDTH else "\n".join([f"from {module} import (", *(f"    {n}," for n in names), ")"])
 
 
-_DEVICE_FUNCTIONS = [f"{KERNELS}device/{part}{_SUFFIX}" for part in ("activations", "rows", "matrices")]
+_DEVICE_FUNCTIONS = [f"{KERNELS}device/{part}{_SUFFIX}" for part in ("activations", "norms", "rows", "matrices")]
 _CALL = re.compile(r"(?<![\w.])\w+(?=\()")
 _NAME = re.compile(r"^def (\w+)\(", re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""Norms and their gradients in torch, in float32: what `templates/triton/norm/NAME.j2` says in Triton."""
+"""Norms and their gradients in torch, in float32: what `templates/triton/device/norms.py.j2` says in Triton."""
 
 from __future__ import annotations
 

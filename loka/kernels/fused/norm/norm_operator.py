@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,11 +11,11 @@ from torch import Tensor
 
 from loka.kernels.fused import checks, operators
 from loka.kernels.fused.kernel_values import padded_width
-from loka.kernels.fused.launching import Launch
+from loka.kernels.fused.launching import Launch, launch_by_name
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.fused_cast_transpose import MOST_TILES, FusedCastTranspose, TransposeTile
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
-from loka.kernels.fused.norm.norm_values import MAXIMA, SUMS, Rows, WideRows, wide_norm_passes
+from loka.kernels.fused.norm.norm_values import Rows
 from loka.kernels.fused.operators import SpecOperator
 from loka.kernels.fused.quantization import Quantization
 from loka.numerics.quantize import FORMATS
@@ -24,17 +23,8 @@ from loka.numerics.quantize import FORMATS
 VECTORS = ("add", "weight", "bias")
 MATRICES = ("residual_grad_in", "x", "times", "residual")  # beside the first parameter
 SUMS_OF_COLUMNS = ("dweight", "dbias", "dadd")
+_WITH_SUMS_OF_ROWS = ("dweight", "dbias")  # of a backward of wide rows
 _OUT = ("values", "out", "dx")  # of a kernel `out_ptr`
-
-# The kernels' pointers, in order; one is None where the operator has no such parameter or result.
-FORWARD_POINTERS = (
-    *("x", "add", "times", "residual", "weight", "bias", "maxima", "overflow_stats"),
-    *("out", "scale", "scale_max", "amax", "overflow", "kept", "mean", "rstd"),
-)
-BACKWARD_POINTERS = (
-    *("grad", "residual_grad_in", "x", "add", "weight", "bias", "times", "mean", "rstd", "maxima", "overflow_stats"),
-    *("out", "scale", "scale_max", "amax", "overflow", "residual_grad_out", "dweight", "dbias", "dadd"),
-)
 
 
 class _NormOperator(SpecOperator):
@@ -133,106 +123,77 @@ def quantized(how: Quantization, y: Tensor, *given: Tensor) -> tuple[Tensor, ...
 
 @dataclass(frozen=True)
 class NormOperator(_NormOperator):
-    """A norm's forward or backward of rows that a program holds, of each width in `launches`."""
+    """A norm's forward or backward of rows, of each width in `launches`."""
 
     spec: NormForward | NormBackward
     launches: Mapping[int, Rows]  # by width
 
-    @cached_property
-    def _pointers(self) -> tuple[int | None, ...]:
-        """The place of each of the kernel's pointers among parameters and results."""
-        pointers = FORWARD_POINTERS if isinstance(self.spec, NormForward) else BACKWARD_POINTERS
-        there = ["out" if name in _OUT else name for name in (*self.spec.parameters, *self.spec.results)]
-        return tuple(there.index(name) if name in there else None for name in pointers)
-
-    @cached_property
-    def _constants(self) -> dict[int, tuple[object, ...]]:
-        """The kernel's constants, by width."""
-        spec, how = self.spec, self.spec.how
-        scaling = how.scaling if spec.quantize else None
-        last = (spec.norm, spec.eps, spec.block, spec.activation, scaling, how.limit, how.power_of_two)
-        found = {}
-        for width, it in self.launches.items():
-            columns = spec.aligned or width if isinstance(spec, NormForward) else width
-            sizes = (columns,) if isinstance(spec, NormForward) else ()
-            found[width] = (width, padded_width(columns), *sizes, it.rows, it.stages, it.held, *last)
-        return found
-
-    def outputs(self, *arguments: Any) -> Any:
-        first = arguments[0]
-        width = checks.width_of(first, self.launches)
-        self.check(arguments, width)
-        programs = operators.programs(first, self.launches[width].least, self.launches[width].programs)
-        return self.allocated(arguments, width, programs, programs)
-
-    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any], launch: Launch) -> None:
-        forward = isinstance(self.spec, NormForward)
-        tensors = [*self.contiguous(arguments), *results]
-        width = int(tensors[0].shape[1])
-        it = self.launches[width]
-        programs = operators.programs(tensors[0], it.least, it.programs)
-        pointers = [None if place is None else tensors[place] for place in self._pointers]
-        maxima = pointers[(FORWARD_POINTERS if forward else BACKWARD_POINTERS).index("maxima")]
-        sizes = [tensors[0].stride(0), tensors[0].shape[0], 0 if maxima is None else maxima.shape[0]]
-        launch(
-            kernels.norm_forward if forward else kernels.norm_backward,
-            (programs,),
-            *pointers,
-            *sizes,
-            *([width] if forward else []),
-            constants=self._constants[width],
-            num_warps=it.warps,
-        )
-
-
-@dataclass(frozen=True)
-class WideNormOperator(_NormOperator):
-    """A norm's forward or backward of rows that programs take in chunks."""
-
-    spec: NormForward | NormBackward
-    rows: WideRows
-
     @property
     def opaque(self) -> bool:  # type: ignore[override]
-        """The compiler would add up the sums of rows in another order than torch."""
-        return isinstance(self.spec, NormBackward)
+        """The compiler would add up the sums of wide rows in another order than torch."""
+        return isinstance(self.spec, NormBackward) and any(it.chunk for it in self.launches.values())
 
-    def _parts(self, first: Tensor) -> tuple[int, int]:
-        """The programs, and the parts of the rows, of which each is shared by as many programs as there are chunks."""
-        rows = self.rows
-        if isinstance(self.spec, NormForward):
-            programs = operators.programs(first, rows.least, rows.programs)
+    def _programs(self, first: Tensor, width: int) -> tuple[int, int]:
+        """The programs, and the parts of the rows: each is shared by as many programs as there are chunks."""
+        it = self.launches[width]
+        if not it.chunk or isinstance(self.spec, NormForward):
+            programs = operators.programs(first, it.least, it.programs)
             return programs, programs
-        parts = operators.row_parts(first, rows.least, rows.across, rows.programs)
-        return parts * rows.across, parts
+        across = -(-width // it.chunk)
+        parts = operators.row_parts(first, it.least, across, it.programs)
+        return parts * across, parts
 
     def outputs(self, *arguments: Any) -> Any:
-        checks.check_rows(arguments[0], self.spec.width)
-        self.check(arguments, self.spec.width)
-        return self.allocated(arguments, self.spec.width, *self._parts(arguments[0]))
+        width = checks.width_of(arguments[0], self.launches)
+        self.check(arguments, width)
+        return self.allocated(arguments, width, *self._programs(arguments[0], width))
 
     def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any], launch: Launch) -> None:
-        spec, tensors = self.spec, self.contiguous(arguments)
-        first = tensors[0]
-        programs, parts = self._parts(first)
-        found = dict(zip((*spec.parameters, *spec.results), (*tensors, *results), strict=True))
-        sizes = (first.stride(0), first.shape[0])
-        if isinstance(spec, NormForward):
-            kernel = getattr(kernels, f"_{spec.function}")
-            launch(kernel, (programs,), *found.values(), *sizes, num_warps=self.rows.warps)
+        spec, how, tensors = self.spec, self.spec.how, self.contiguous(arguments)
+        m, width = tensors[0].shape[0], int(tensors[0].shape[1])  # a width may be symbolic
+        it, forward = self.launches[width], isinstance(spec, NormForward)
+        programs, parts = self._programs(tensors[0], width)
+        values: dict[str, Any] = dict(zip(spec.parameters, tensors, strict=True))
+        gives = {"out" if name in _OUT else name: x for name, x in zip(spec.results, results, strict=True)}
+        values |= {"m": m, f"{spec.parameters[0]}_stride": tensors[0].stride(0), "WIDTH": width, "STAGES": it.stages}
+        values |= {"NORM": spec.norm, "EPS": spec.eps, "BLOCK": spec.block, "ACTIVATION": spec.activation}
+        values |= {"SCALING": how.scaling if spec.quantize else None, "LIMIT": how.limit}
+        values |= {"POWER_OF_TWO": how.power_of_two}
+        if it.chunk and forward:
+            kernel, values = kernels.wide_forward, values | {"CHUNK": it.chunk}
+        elif it.chunk:
+            values |= {"parts": parts, "CHUNK": it.chunk, "ROWS": it.rows}
+            self._launch_passes(kernels.wide_backward, programs, values, gives, launch)
             return
-        for each in wide_norm_passes(spec):
-            # Sums and maxima of rows come by columns: a pass writes those of its chunk, the next reads all.
-            made = [name for name in each.tensors if name.startswith("sum_") or name == "maximum"]
-            for name in made:
-                found[name] = first.new_empty((first.shape[0], self.rows.across), dtype=torch.float32)
-            taken = [found[name] for name in each.tensors]
-            kernel = getattr(kernels, f"_{each.function}")
-            launch(kernel, (parts * self.rows.across,), *taken, *sizes, parts, num_warps=self.rows.warps)
-            if each.kind == SUMS:
-                found |= {name.replace("sum", "mean"): found[name].sum(1) / spec.width for name in made}
-            elif each.kind == MAXIMA:
-                found["amax"] = found["maximum"].amax(1)
+        else:
+            columns = spec.columns if spec.columns != spec.width else width
+            values |= {"PADDED": padded_width(columns), "ROWS": it.rows, "HELD": it.held}
+            values |= {"parts": values["maxima"].shape[0] if "maxima" in values else 0}
+            kernel = kernels.norm_forward if forward else kernels.norm_backward
+            values |= {"COLUMNS": columns, "k": width} if forward else {}
+        launch_by_name(launch, kernel, programs, values | gives, it.warps)
+
+    def _launch_passes(
+        self, kernel: Any, programs: int, values: dict[str, Any], gives: dict[str, Tensor], launch: Launch
+    ) -> None:
+        """A backward of wide rows: sums of rows and columns, then maxima of rows for their scales, then the result.
+
+        Sums and maxima of rows come by columns: a pass writes those of its chunk, the next reads all.
+        """
+        width, averages, warps = values["WIDTH"], self.norm.traits.averages, self.launches[values["WIDTH"]].warps
+        by_column = {name: gives.pop(name) for name in _WITH_SUMS_OF_ROWS if name in gives}
+        size = (values["m"], -(-width // values["CHUNK"]))
+        if averages or by_column:
+            sums = {f"sum_{name}": values["grad"].new_empty(size, dtype=torch.float32) for name in averages}
+            given = {name: value for name, value in values.items() if name not in self.norm.how.parameters}
+            given |= {**by_column, **sums, "PASS": "sums", "SCALING": None}
+            launch_by_name(launch, kernel, programs, given, warps)
+            values = values | {f"mean_{name}": sums[f"sum_{name}"].sum(1) / width for name in averages}
+        if values["SCALING"] == "rowwise":
+            maximum = values["grad"].new_empty(size, dtype=torch.float32)
+            launch_by_name(launch, kernel, programs, {**values, "maximum": maximum, "PASS": "maxima"}, warps)
+            values = {**values, "amax_of_row": maximum.amax(1)}
+        launch_by_name(launch, kernel, programs, {**values, **gives, "PASS": "write"}, warps)
 
 
 @dataclass(frozen=True)

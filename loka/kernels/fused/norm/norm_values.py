@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from loka.devices.spec import DeviceSpec, RowLaunch
 from loka.devices.targets import DEFAULT
-from loka.kernels.fused.kernel_values import padded_width
+from loka.kernels.fused.kernel_values import LARGEST_HELD, padded_width
 from loka.kernels.fused.norm.norm_spec import GATES, NormBackward, NormForward
 
 ONE_SCALE = ("maximum", "tensorwise")  # the kernel that finds a matrix's largest value, and the one that writes it
@@ -30,6 +30,8 @@ ONE_SCALE = ("maximum", "tensorwise")  # the kernel that finds a matrix's larges
 
 def configuration(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT) -> RowLaunch:
     """The choice for a spec, by its family and the width that it holds: the zeros behind x are in registers too."""
+    if spec.width > LARGEST_HELD:
+        return _wide_configuration(spec, device)
     launches, forward = device.launches.rows, isinstance(spec, NormForward)
     padded = padded_width(spec.columns)
     if padded <= launches.short:
@@ -63,34 +65,23 @@ def _streams(spec: NormForward | NormBackward) -> bool:
     return spec.norm is None and any(more)
 
 
-@dataclass(frozen=True, slots=True)
-class WideConfiguration:
-    """How a kernel that takes rows in chunks is launched."""
-
-    chunk: int  # columns at a step, a power of two
-    rows: int  # at a step: of a forward one, of a backward, whose programs keep to their columns, at least two
-    warps: int  # of a program
-    programs: int  # on each multiprocessor: of a forward at most, of a backward in all
-    stages: int  # steps whose elements are on their way into shared memory at once
-
-
-def wide_configuration(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT) -> WideConfiguration:
-    """The choice for a spec: chunks hold whole blocks of a norm over blocks."""
+def _wide_configuration(spec: NormForward | NormBackward, device: DeviceSpec) -> RowLaunch:
+    """The choice for rows in chunks, which hold whole blocks of a norm over blocks."""
     launch, block = device.launches.wide, spec.block if spec.traits.over_blocks else 1
     if isinstance(spec, NormForward):
         read = sum((1, spec.add, spec.times, spec.residual, spec.weight, spec.bias))  # at each step; 16 KB in float32
-        how, fewer = launch.forward, int(read > launch.stages_read)
-        return WideConfiguration(max(launch.chunk, block), how.rows, how.warps, how.programs, how.stages - fewer)
+        fewer = int(read > launch.stages_read)
+        return replace(launch.forward, stages=launch.forward.stages - fewer, chunk=max(launch.chunk, block))
     how, (rows, columns) = launch.backward, launch.tile
     chunk = max(columns, block)
     high = max(how.rows, rows * columns // chunk)
     warps = max(launch.least_warps, min(how.warps, high * chunk // launch.warp_elements))
-    return WideConfiguration(chunk, high, warps, how.programs, how.stages)
+    return replace(how, rows=high, warps=warps, chunk=chunk)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The launch, of a generated package, of a kernel over rows of one width that a program holds."""
+    """The launch, of a generated package, of a kernel over rows of one width."""
 
     rows: int  # of a program at a step
     warps: int  # of a program
@@ -98,58 +89,7 @@ class Rows:
     programs: int  # on each multiprocessor, at most
     held: bool = True  # weight, bias and add stay in registers; otherwise each step reads them again
     stages: int = 1  # steps whose rows are prefetched into shared memory at once
-
-
-@dataclass(frozen=True, slots=True)
-class WideRows:
-    """The launch, of a generated package, of a kernel whose programs take rows in chunks."""
-
-    warps: int  # of a program
-    least: int  # rows of a program, at least
-    programs: int  # on each multiprocessor, at most
-    across: int = 1  # programs that share a row
-
-
-SUMS, MAXIMA, WRITE = "sums", "maxima", "write"
-
-_BY_COLUMNS = ("dweight", "dbias")  # found with the sums of rows
-_BESIDE_GRAD = ("residual_grad_in", "x", "times", "values", "dx", "residual_grad_out")
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One launch of a backward."""
-
-    kind: str  # SUMS, MAXIMA or WRITE
-    function: str
-    tensors: tuple[str, ...]  # that the kernel takes, in order
-    sums: tuple[str, ...] = ()  # over columns, that it adds up
-
-    @property
-    def needs_offsets(self) -> bool:
-        """Whether it reads or writes a matrix beside grad."""
-        return any(name in _BESIDE_GRAD for name in self.tensors)
-
-
-def wide_norm_passes(spec: NormBackward) -> tuple[Pass, ...]:
-    """A backward's launches, in order."""
-    passes = []
-    means = tuple(f"mean_{name}" for name in spec.traits.averages)  # of rows
-    sums = tuple(name for name in spec.results if name in _BY_COLUMNS)
-    if means or sums:
-        found = tuple(f"sum_{name}" for name in spec.traits.averages)
-        read = ("grad", "x", "add", "weight", "bias", "mean", "rstd")
-        takes = tuple(name for name in spec.parameters if name in read)
-        passes.append(Pass(SUMS, f"{spec.function}_sums", (*takes, *sums, *found), sums))
-    takes = tuple(name for name in spec.parameters if name not in spec.how.parameters)
-    gives = tuple(name for name in spec.results if name not in _BY_COLUMNS)
-    if spec.quantize and spec.how.scaling == "rowwise":
-        passes.append(Pass(MAXIMA, f"{spec.function}_maxima", (*takes, *means, "maximum")))
-        means = (*means, "amax")
-    scales = spec.how.parameters if spec.quantize else ()
-    sums = tuple(name for name in gives if name == "dadd")
-    passes.append(Pass(WRITE, spec.function, (*takes, *scales, *means, *gives), sums))
-    return tuple(passes)
+    chunk: int = 0  # columns at a step of rows that no program holds
 
 
 _ACTIVATIONS = {
@@ -165,18 +105,10 @@ _SUMS = ("dweight", "dbias", "dadd")
 
 
 def rows_launch(spec: NormForward | NormBackward, launch: RowLaunch, device: DeviceSpec = DEFAULT) -> Rows:
-    """The launch of a kernel of rows that a program holds: one that adds up sums has more rows a program."""
-    summed = isinstance(spec, NormBackward) and any(name in spec.results for name in _SUMS)
-    least = launch.rows * (device.launches.rows.least_summed if summed else 1)
-    return Rows(launch.rows, launch.warps, least, launch.programs, launch.held, launch.stages)
-
-
-def wide_rows(spec: NormForward | NormBackward, launch: WideConfiguration, device: DeviceSpec = DEFAULT) -> WideRows:
-    """The launch of a kernel of rows that programs take in chunks."""
-    if isinstance(spec, NormForward):
-        return WideRows(launch.warps, 1, launch.programs)
-    least = launch.rows * device.launches.rows.least_summed
-    return WideRows(launch.warps, least, launch.programs, -(-spec.width // launch.chunk))
+    """The launch of a kernel: one that adds up sums, or goes down wide rows, has more rows a program."""
+    down = isinstance(spec, NormBackward) and (launch.chunk > 0 or any(name in spec.results for name in _SUMS))
+    least = launch.rows * (device.launches.rows.least_summed if down else 1)
+    return Rows(launch.rows, launch.warps, least, launch.programs, launch.held, launch.stages, launch.chunk)
 
 
 def norm_title(spec: NormForward | NormBackward) -> str:

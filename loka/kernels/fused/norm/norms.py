@@ -1,7 +1,8 @@
 """The norms that kernels are rendered with: what sets one apart, for specs, names, launches and docstrings.
 
 A norm makes n = (x - mean) * rstd of a row x, and times a weight and plus a bias where it has these. How mean and rstd
-are found, and the gradient, is written in Triton in `templates/triton/norm/NAME.j2`, and in torch in `norm_formulas`.
+are found, and the gradient, is written in Triton in `templates/triton/device/norms.py.j2`, and in torch in
+`norm_formulas`.
 """
 
 from __future__ import annotations
