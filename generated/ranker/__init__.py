@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "756bde25eb1151630132f7cc3f3c6c9f1b740de384bc220ce56064c08a143558"
+STAMP = "11ff3baac2f8bf394893db7615167213f0e1915b2e40ba9cd27540bd8da005a7"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing
@@ -21,8 +21,7 @@ dispatch.check_stamps(__name__, STAMP, fused.STAMP, kernels.STAMP, modules.STAMP
 # `verify`.
 BINDINGS = (
     dispatch.Binding(
-        train=modules.EmbedDense,
-        infer=modules.EmbedDenseFrozen,
+        bound=modules.EmbedDense,
         replaces="torch.nn.modules.container.Sequential",
         inlined=("0", "1", "2"),
         modules=("embed.dense",),
@@ -46,8 +45,7 @@ BINDINGS = (
         ),
     ),
     dispatch.Binding(
-        train=modules.Layers,
-        infer=modules.LayersFrozen,
+        bound=modules.Layers,
         replaces="loka.zoo.wukong.WukongLayer",
         inlined=("fmb_norm", "fmb", "fmb.0", "fmb.1", "fmb.2", "fmb.3", "fmb.4", "fmb.5", "fmb.6", "norm"),
         modules=("layers.0", "layers.1", "layers.2"),
@@ -105,8 +103,7 @@ BINDINGS = (
         ),
     ),
     dispatch.Binding(
-        train=modules.Head,
-        infer=modules.HeadFrozen,
+        bound=modules.Head,
         replaces="torch.nn.modules.container.Sequential",
         inlined=("mlp", "mlp.0", "mlp.1", "mlp.2", "mlp.3", "mlp.4", "mlp.5", "mlp.6", "norm", "silu"),
         modules=("head",),

@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "756bde25eb1151630132f7cc3f3c6c9f1b740de384bc220ce56064c08a143558"
+STAMP = "11ff3baac2f8bf394893db7615167213f0e1915b2e40ba9cd27540bd8da005a7"
 
 kernel = operators.of_package(__package__, "ec48f2c5")
 

@@ -24,12 +24,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from loka import dispatch
-from loka.dispatch.chain import Tensors, run, run_frozen
-from loka.kernels.chain_values import Chain, Launch, NormCall, ScaledGemm, Stage, StageGemms, constant
+from loka.dispatch.chain import Tensors, run
+from loka.kernels.chain_values import Chain, Launch, ScaledGemm, Stage, StageGemms, constant
 
 from . import fused
 
-STAMP = "756bde25eb1151630132f7cc3f3c6c9f1b740de384bc220ce56064c08a143558"
+STAMP = "11ff3baac2f8bf394893db7615167213f0e1915b2e40ba9cd27540bd8da005a7"
 
 
 def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,8 +54,6 @@ LINEAR_LAYER_NORM_SILU_LAST = Stage(
         "dy norm_weight_sums norm_bias_sums bias_sums",
     ),
     saved="y bias norm_weight norm_bias mean rstd",
-    norm=NormCall("layer_norm", "normalized_shape weight bias", constants=(("eps", 1e-05),)),
-    activation="silu",
 )
 FP8_GEMMS = StageGemms(
     fprop=ScaledGemm("scaled_mm", ("rowwise", "rowwise")),
@@ -74,8 +72,6 @@ LINEAR_LAYER_NORM_SILU = Stage(
         "dy_fp8 dy_scale dy_scale_max norm_weight_sums norm_bias_sums bias_sums",
     ),
     saved="y bias norm_weight norm_bias mean rstd",
-    norm=NormCall("layer_norm", "normalized_shape weight bias", constants=(("eps", 1e-05),)),
-    activation="silu",
 )
 LINEAR_LAST = Stage(
     parameters="weight bias",
@@ -95,8 +91,6 @@ LINEAR_LAYER_NORM_SILU_LAST_2 = Stage(
         "dy_fp8 dy_scale dy_scale_max norm_weight_sums norm_bias_sums bias_sums",
     ),
     saved="y bias norm_weight norm_bias mean rstd",
-    norm=NormCall("layer_norm", "normalized_shape weight bias", constants=(("eps", 1e-05),)),
-    activation="silu",
 )
 EMBED_DENSE_0 = constant(Chain(k=13, n=256, stages=(LINEAR_LAYER_NORM_SILU_LAST,)))
 LAYERS_FMB_0 = constant(
@@ -112,7 +106,6 @@ LAYERS_FMB_0 = constant(
                 "layer_norm_backward", "grad x norm_weight mean rstd", "dx norm_weight_sums norm_bias_sums"
             ),
             saved="x norm_weight norm_bias mean rstd",
-            norm=NormCall("layer_norm", "normalized_shape weight bias", constants=(("eps", 1e-05),)),
         ),
     ),
 )
@@ -170,43 +163,6 @@ def head_mlp(x: Tensor, linear_0: Tensors, linear_1: Tensors, linear_2: Tensors,
     transposed copy; wgrad in transposed copies, tensorwise.
     """
     return run(HEAD_MLP, fused, (x,), (), (linear_0, linear_1, linear_2), *counter_ids)
-
-
-def embed_dense_0_frozen(x: Tensor, linear: Tensors) -> Tensor:
-    """linear -> layer_norm -> silu: x (..., 13), weight (256, 13) -> (..., 256). It gives no gradients.
-
-    embed.dense.0. GEMMs: fprop, dgrad, wgrad in the model's dtype.
-    """
-    return run_frozen(EMBED_DENSE_0, fused, (x,), (), (linear,))
-
-
-def layers_fmb_0_frozen(x: Tensor, norm: Tensors, linear: Tensors) -> Tensor:
-    """layer_norm -> linear -> layer_norm -> silu: x (..., 256), weight (2048, 256) -> (..., 2048). It gives no
-    gradients.
-
-    layers.0.fmb.0, layers.1.fmb.0, layers.2.fmb.0. GEMMs: fprop, dgrad, wgrad in the model's dtype.
-    """
-    return run_frozen(LAYERS_FMB_0, fused, (x,), norm, (linear,))
-
-
-def layers_fmb_3_to_6_frozen(x: Tensor, linear_0: Tensors, linear_1: Tensors, *counter_ids: int) -> Tensor:
-    """linear -> layer_norm -> silu -> linear: x (..., 2048), weight_0 (2048, 2048), weight_1 (1024, 2048) -> (...,
-    1024). It gives no gradients.
-
-    layers.0.fmb, layers.1.fmb, layers.2.fmb. GEMMs: fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3
-    rowwise with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
-    """
-    return run_frozen(LAYERS_FMB_3_TO_6, fused, (x,), (), (linear_0, linear_1), *counter_ids)
-
-
-def head_mlp_frozen(x: Tensor, linear_0: Tensors, linear_1: Tensors, linear_2: Tensors, *counter_ids: int) -> Tensor:
-    """linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu: x (..., 2048),
-    weight_0 (2048, 2048), weight_1 (2048, 2048), weight_2 (2048, 2048) -> (..., 2048). It gives no gradients.
-
-    head.mlp. GEMMs: fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a
-    transposed copy; wgrad in transposed copies, tensorwise.
-    """
-    return run_frozen(HEAD_MLP, fused, (x,), (), (linear_0, linear_1, linear_2), *counter_ids)
 
 
 class LayersFmInteractionFunction(torch.autograd.Function):

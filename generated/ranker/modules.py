@@ -3,7 +3,9 @@
 Written by `loka generate`, which overwrites it: edit the policy and generate again.
 
 Each class becomes the class of the modules that its docstring names: their parameters, hooks and names stay, `forward`
-is the one below. `self.loka.counter_id(i)` is the number under which the i-th of their GEMM sites counts itself.
+is the one below. `self.loka.counter_id(i)` is the number under which the i-th of their GEMM sites counts itself. In
+mode "infer" the FP8 weights and scales of `loka_quantized` are kept, by site, and `self.loka_frozen(i)` gives them;
+in mode "train" it gives None, and each call quantizes the Parameter.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "756bde25eb1151630132f7cc3f3c6c9f1b740de384bc220ce56064c08a143558"
+STAMP = "11ff3baac2f8bf394893db7615167213f0e1915b2e40ba9cd27540bd8da005a7"
 
 
 class EmbedDense(dispatch.Bound):
@@ -30,24 +32,6 @@ class EmbedDense(dispatch.Bound):
     def forward(self, input: Tensor) -> Any:
         # from 0, 1, 2
         v_2 = kernels.embed_dense_0(input, (self[0].weight, self[0].bias, self[1].weight, self[1].bias))
-        return self[3](v_2)
-
-
-class EmbedDenseFrozen(dispatch.Bound):
-    """embed.dense: torch.nn.modules.container.Sequential, its weights frozen.
-
-    With the forward of 0, 1, 2.
-
-    embed.dense.0: M = 16384 (B), K = 13, N = 256; fprop in the model's dtype.
-    """
-
-    def quantize(self) -> tuple[tuple[Tensor, Tensor] | None, ...]:
-        """The FP8 weight and its scales for each site; None where its weight is not frozen."""
-        return (None,)
-
-    def forward(self, input: Tensor) -> Any:
-        # from 0, 1, 2
-        v_2 = kernels.embed_dense_0_frozen(input, (self[0].weight, self[0].bias, self[1].weight, self[1].bias))
         return self[3](v_2)
 
 
@@ -65,6 +49,9 @@ class Layers(dispatch.Bound):
     layers.0.compress: M = 2097152 (128B), K = 16, N = 8; fprop, dgrad, wgrad in the model's dtype.
     """
 
+    def loka_quantized(self) -> dict[int, tuple[Tensor, Tensor]]:
+        return {2: kernels.e4m3_rowwise_pow2(self.fmb[3].weight), 3: kernels.e4m3_rowwise_pow2(self.fmb[6].weight)}
+
     def forward(self, x: Tensor) -> Any:
         # Not as planned: the module's own forward.
         if self.made != 8 or self.dim != 128:
@@ -80,55 +67,8 @@ class Layers(dispatch.Bound):
         # from fmb.3, fmb.4, fmb.5, fmb.6
         fmb_6 = kernels.layers_fmb_3_to_6(
             fmb_2,
-            (self.fmb[3].weight, self.fmb[3].bias, self.fmb[4].weight, self.fmb[4].bias),
-            (self.fmb[6].weight, self.fmb[6].bias),
-            self.loka.counter_id(2),
-            self.loka.counter_id(3),
-        )
-        view = fmb_6.view(-1, 8, 128)
-        # from norm
-        return kernels.layers_concat_norm(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
-
-
-class LayersFrozen(dispatch.Bound):
-    """layers.0, layers.1, layers.2: loka.zoo.wukong.WukongLayer, its weights frozen.
-
-    With the forward of fmb_norm, fmb, fmb.0, fmb.1, fmb.2, fmb.3, fmb.4, fmb.5, ... (10 in all).
-
-    layers.0.rank: M = 2097152 (128B), K = 16, N = 16; fprop in the model's dtype.
-    layers.0.fmb.0: M = 16384 (B), K = 256, N = 2048; fprop in the model's dtype.
-    layers.0.fmb.3: M = 16384 (B), K = 2048, N = 2048; fprop in e4m3 rowwise with power-of-two scales.
-    layers.0.fmb.6: M = 16384 (B), K = 2048, N = 1024; fprop in e4m3 rowwise with power-of-two scales.
-    layers.0.compress: M = 2097152 (128B), K = 16, N = 8; fprop in the model's dtype.
-    """
-
-    def quantize(self) -> tuple[tuple[Tensor, Tensor] | None, ...]:
-        """The FP8 weight and its scales for each site; None where its weight is not frozen."""
-        return (
-            None,
-            None,
-            kernels.e4m3_rowwise_pow2(self.fmb[3].weight),
-            kernels.e4m3_rowwise_pow2(self.fmb[6].weight),
-            None,
-        )
-
-    def forward(self, x: Tensor) -> Any:
-        # Not as planned: the module's own forward.
-        if self.made != 8 or self.dim != 128:
-            return super().forward(x)
-        matmul_1, matmul_2, x_passed = kernels.layers_fm_interaction(x, self.rank, self.compress)
-        flatten = matmul_1.flatten(1)
-        # from fmb_norm, fmb.0, fmb.1, fmb.2
-        fmb_2 = kernels.layers_fmb_0_frozen(
-            flatten,
-            (self.fmb_norm.weight, self.fmb_norm.bias),
-            (self.fmb[0].weight, self.fmb[0].bias, self.fmb[1].weight, self.fmb[1].bias),
-        )
-        # from fmb.3, fmb.4, fmb.5, fmb.6
-        fmb_6 = kernels.layers_fmb_3_to_6_frozen(
-            fmb_2,
-            (self.loka_weight_2, self.loka_scale_2, self.fmb[3].bias, self.fmb[4].weight, self.fmb[4].bias),
-            (self.loka_weight_3, self.loka_scale_3, self.fmb[6].bias),
+            (self.loka_frozen(2) or self.fmb[3].weight, self.fmb[3].bias, self.fmb[4].weight, self.fmb[4].bias),
+            (self.loka_frozen(3) or self.fmb[6].weight, self.fmb[6].bias),
             self.loka.counter_id(2),
             self.loka.counter_id(3),
         )
@@ -150,45 +90,20 @@ class Head(dispatch.Bound):
         with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
     """
 
+    def loka_quantized(self) -> dict[int, tuple[Tensor, Tensor]]:
+        return {
+            0: kernels.e4m3_rowwise_pow2(self.mlp[0].weight),
+            1: kernels.e4m3_rowwise_pow2(self.mlp[3].weight),
+            2: kernels.e4m3_rowwise_pow2(self.mlp[6].weight),
+        }
+
     def forward(self, input: Tensor) -> Any:
         # from mlp.0, mlp.1, mlp.2, mlp.3, mlp.4, mlp.5, mlp.6, norm, silu
         silu = kernels.head_mlp(
             input,
-            (self.mlp[0].weight, self.mlp[0].bias, self.mlp[1].weight, self.mlp[1].bias),
-            (self.mlp[3].weight, self.mlp[3].bias, self.mlp[4].weight, self.mlp[4].bias),
-            (self.mlp[6].weight, self.mlp[6].bias, self.norm.weight, self.norm.bias),
-            self.loka.counter_id(0),
-            self.loka.counter_id(1),
-            self.loka.counter_id(2),
-        )
-        return self.out(silu)
-
-
-class HeadFrozen(dispatch.Bound):
-    """head: torch.nn.modules.container.Sequential, its weights frozen.
-
-    With the forward of mlp, mlp.0, mlp.1, mlp.2, mlp.3, mlp.4, mlp.5, mlp.6, ... (10 in all).
-
-    head.mlp.0: M = 16384 (B), K = 2048, N = 2048; fprop in e4m3 rowwise with power-of-two scales.
-    head.mlp.3: M = 16384 (B), K = 2048, N = 2048; fprop in e4m3 rowwise with power-of-two scales.
-    head.mlp.6: M = 16384 (B), K = 2048, N = 2048; fprop in e4m3 rowwise with power-of-two scales.
-    """
-
-    def quantize(self) -> tuple[tuple[Tensor, Tensor] | None, ...]:
-        """The FP8 weight and its scales for each site; None where its weight is not frozen."""
-        return (
-            kernels.e4m3_rowwise_pow2(self.mlp[0].weight),
-            kernels.e4m3_rowwise_pow2(self.mlp[3].weight),
-            kernels.e4m3_rowwise_pow2(self.mlp[6].weight),
-        )
-
-    def forward(self, input: Tensor) -> Any:
-        # from mlp.0, mlp.1, mlp.2, mlp.3, mlp.4, mlp.5, mlp.6, norm, silu
-        silu = kernels.head_mlp_frozen(
-            input,
-            (self.loka_weight_0, self.loka_scale_0, self.mlp[0].bias, self.mlp[1].weight, self.mlp[1].bias),
-            (self.loka_weight_1, self.loka_scale_1, self.mlp[3].bias, self.mlp[4].weight, self.mlp[4].bias),
-            (self.loka_weight_2, self.loka_scale_2, self.mlp[6].bias, self.norm.weight, self.norm.bias),
+            (self.loka_frozen(0) or self.mlp[0].weight, self.mlp[0].bias, self.mlp[1].weight, self.mlp[1].bias),
+            (self.loka_frozen(1) or self.mlp[3].weight, self.mlp[3].bias, self.mlp[4].weight, self.mlp[4].bias),
+            (self.loka_frozen(2) or self.mlp[6].weight, self.mlp[6].bias, self.norm.weight, self.norm.bias),
             self.loka.counter_id(0),
             self.loka.counter_id(1),
             self.loka.counter_id(2),

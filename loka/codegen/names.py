@@ -37,7 +37,6 @@ RESERVED = frozenset(
         "ctx",
         "once_differentiable",
         "run",
-        "run_frozen",
         "constant",
     }
 )
@@ -52,20 +51,17 @@ class Names:
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = {*RESERVED, *taken}
 
-    def first_free(self, wanted: Sequence[str], also: Sequence[str] = ()) -> str:
-        """The first of these names that is free, also with each suffix of `also`; else the last made `unique`."""
-        for name in wanted[:-1]:
-            if not any(name + suffix in self._taken for suffix in ("", *also)):
-                return self.unique(name, also)
-        return self.unique(wanted[-1], also)
+    def first_free(self, wanted: Sequence[str]) -> str:
+        """The first of these names that is free; else the last made `unique`."""
+        return self.unique(next((name for name in wanted if name not in self._taken), wanted[-1]))
 
-    def unique(self, wanted: str, also: Sequence[str] = ()) -> str:
-        """`wanted`, or `wanted_2`, `wanted_3`, ...: the first that is free, also with each suffix of `also`."""
+    def unique(self, wanted: str) -> str:
+        """`wanted`, or `wanted_2`, `wanted_3`, ...: the first that is free."""
         name, number = wanted, 1
-        while any(name + suffix in self._taken for suffix in ("", *also)):
+        while name in self._taken:
             number += 1
             name = f"{wanted}_{number}" if wanted.islower() else f"{wanted}X{number}"
-        self._taken.update(name + suffix for suffix in ("", *also))
+        self._taken.add(name)
         return name
 
 

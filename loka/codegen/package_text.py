@@ -95,12 +95,11 @@ def _fused_files(templates: Templates, kernels: PackageKernels, policy: str, dev
 
 
 def _kernels(templates: Templates, kernels: PackageKernels, common: dict[str, str]) -> str:
-    linears, frozens = kernels.recipes.linears(), kernels.recipes.frozens()
+    linears = kernels.recipes.linears()
     return templates.render(
         "kernels.py.j2",
         {
             "linears": linears,
-            "frozens": frozens,
             "quantizers": kernels.recipes.quantizers(),
             "requantize_transpose": kernels.recipes.requantize_transpose,
             "chains": kernels.chains.view(),
@@ -114,8 +113,7 @@ def _kernels(templates: Templates, kernels: PackageKernels, common: dict[str, st
 
 
 def _modules(templates: Templates, writer: ModuleWriter, views: list[BoundView], common: dict[str, str]) -> str:
-    made = ((bound.train, None if bound.infer is bound.train else bound.infer) for bound in views)
-    classes = [view for pair in made for view in pair if view is not None]
+    classes = [view.module for view in views]
     typed = "\n".join([view.header for view in classes])
     return templates.render(
         "modules.py.j2",
@@ -123,11 +121,11 @@ def _modules(templates: Templates, writer: ModuleWriter, views: list[BoundView],
             "classes": classes,
             "kernels": writer.kernels.module,
             "uses_kernels": any(
-                f"{writer.kernels.module}." in line for view in classes for line in (*view.body, *view.quantize)
+                f"{writer.kernels.module}." in line for view in classes for line in (*view.body, view.quantized)
             ),
             "imports": sorted(writer.imports),
             "uses_any": "Any" in typed,
-            "uses_tensor": "Tensor" in typed or any(view.quantize for view in classes),
+            "uses_tensor": "Tensor" in typed or any(view.quantized for view in classes),
             **common,
         },
     )

@@ -17,8 +17,10 @@ from loka.dispatch.dispatch_errors import (
 )
 from loka.dispatch.patch import Patch, patch_of
 from loka.dispatch.runtime import (
+    Weight,
     is_empty,
     joined_dtype,
+    linear,
     output_dtype,
     reduced,
     rows,
@@ -51,12 +53,14 @@ __all__ = [
     "PlannedCall",
     "StaticScale",
     "VerifyError",
+    "Weight",
     "adapt",
     "apply",
     "check_stamps",
     "convert",
     "is_empty",
     "joined_dtype",
+    "linear",
     "mm_by_k_bucket",
     "mm_by_m_bucket",
     "output_dtype",

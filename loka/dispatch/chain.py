@@ -17,7 +17,6 @@ from loka.dispatch.chain_stages import (
     MOST_REDUCED,
     Partial,
     Values,
-    in_torch,
     keep,
     launch,
     of_argument,
@@ -28,10 +27,10 @@ from loka.dispatch.chain_stages import (
     stage_backward,
     to_next,
 )
-from loka.dispatch.runtime import is_empty, output_dtype, saved_tensors, without_elements
+from loka.dispatch.runtime import Weight, is_empty, output_dtype, saved_tensors, without_rows
 from loka.kernels.chain_values import Chain
 
-Tensors = Sequence[Tensor]
+Tensors = Sequence[Weight]  # of a norm; or of a linear and what follows, its weight first
 
 _BEFORE = 3  # arguments of the autograd function before x
 
@@ -39,47 +38,33 @@ _BEFORE = 3  # arguments of the autograd function before x
 def run(
     get: Callable[[], Chain],
     fused: Any,
-    matrices: Tensors,
+    matrices: Sequence[Tensor],
     norm: Tensors,
     linears: Sequence[Tensors],
     *counter_ids: int,
 ) -> Tensor:
     """The result (..., N) of a chain for x (..., K), the first of `matrices`; it multiplies by or adds the others.
 
-    `norm`: parameters of the norm before the first linear; `linears`: tensors of each stage, its weight first. An FP8
-    GEMM counts under its counter id, or for a gradient under the next two. Raises DtypeError and InputError as
-    `output_dtype`.
+    `norm`: parameters of the norm before the first linear; `linears`: tensors of each stage, its weight first, either
+    all Parameters or all frozen. Without gradients it launches what inference needs. An FP8 GEMM counts under its
+    counter id, or for a gradient under the next two. Raises DtypeError and InputError as `output_dtype`, and InputError
+    for an x without rows of another width.
     """
     chain, x = get(), matrices[0]
-    tensors = [tensor for group in (norm, *linears) for tensor in group]
+    weights = [group[0] for group in linears]
+    frozen = isinstance(weights[0], tuple)
+    parts = [*norm, *[part for group in linears for part in group]]
+    tensors: list[Tensor] = [each for part in parts for each in (part if isinstance(part, tuple) else (part,))]
+    dtype = output_dtype(x, *(() if frozen else weights))
     if is_empty(x):
-        return in_torch(chain, _by_name(chain.names, (*matrices, *tensors)))
-    dtype = output_dtype(x, *[group[0] for group in linears])
-    rows = _rows(matrices)
-    y: Tensor = ChainFunction.apply(chain, fused, dtype, *rows, *tensors, *counter_ids)  # type: ignore[no-untyped-call]
+        return without_rows(chain.k, chain.n, dtype, matrices, tensors)
+    rows = [matrix if matrix.dim() == 2 else matrix.reshape(-1, matrix.shape[-1]) for matrix in matrices]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*rows, *tensors)):
+        y: Tensor = ChainFunction.apply(chain, fused, dtype, *rows, *tensors, *counter_ids)  # type: ignore[no-untyped-call]
+    else:
+        values = _by_name(chain.frozen_names if frozen else chain.names, (*rows, *tensors))
+        y = _forward(chain, fused, dtype, values, counter_ids, inference=True)
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], chain.n)
-
-
-def run_frozen(
-    get: Callable[[], Chain],
-    fused: Any,
-    matrices: Tensors,
-    norm: Tensors,
-    linears: Sequence[Tensors],
-    *counter_ids: int,
-) -> Tensor:
-    """`run` with frozen weights, each an FP8 matrix and its scales where the GEMM is in FP8. It gives no gradients."""
-    chain, x = get(), matrices[0]
-    dtype = output_dtype(x)
-    if is_empty(x):
-        return without_elements(x, chain.k, chain.n, dtype)
-    tensors = [*_rows(matrices), *norm, *[tensor for group in linears for tensor in group]]
-    y = _forward(chain, fused, dtype, _by_name(chain.frozen_names, tensors), counter_ids, frozen=True)
-    return y if x.dim() == 2 else y.reshape(*x.shape[:-1], chain.n)
-
-
-def _rows(matrices: Tensors) -> list[Tensor]:
-    return [matrix if matrix.dim() == 2 else matrix.reshape(-1, matrix.shape[-1]) for matrix in matrices]
 
 
 def _by_name(groups: Sequence[Sequence[str]], tensors: Sequence[Any]) -> list[Values]:
@@ -101,7 +86,7 @@ class ChainFunction(torch.autograd.Function):
         ctx.chain, ctx.fused, ctx.dtype, ctx.counter_ids = chain, fused, dtype, counter_ids
         ctx.dtypes = [matrix.dtype for matrix in arguments[: 1 + len(chain.others)]]
         ctx.overflow_stats = [own.get("dy_overflow_stats") for own in values]  # not saved: backward writes into them
-        y = _forward(chain, fused, dtype, values, counter_ids)
+        y = _forward(chain, fused, dtype, values, counter_ids, inference=False)
         saved = [own[name] for own, names in zip(values, chain.saved_names, strict=True) for name in names]
         ctx.save_for_backward(*saved)
         return y
@@ -169,10 +154,11 @@ def _forward(
     dtype: torch.dtype,
     values: list[Values],
     counter_ids: Sequence[int],
-    frozen: bool = False,
+    inference: bool,
 ) -> Tensor:
     """The result of a chain; what backward reads stays in `values`, those of the head and of each stage."""
     head, *stages = values
+    frozen = "weight_fp8" in stages[0]
     sums_dtype = dtype
     for name in chain.summed:
         sums_dtype = torch.promote_types(sums_dtype, head[name].dtype)
@@ -180,7 +166,7 @@ def _forward(
         quantize_weights(fused, [stages[number] for number in weights])
     casts = chain.stages[0].gemms.fprop is None and chain.head.forward is None
     head["dtype"], head["y"] = dtype, head["x"].to(dtype) if casts else head["x"]
-    to_next(fused, chain.head, head, chain.stages[0], stages[0], frozen)
+    to_next(fused, chain.head, head, chain.stages[0], stages[0], inference)
     for number, (stage, own) in enumerate(zip(chain.stages, stages, strict=True)):
         for kernel in () if frozen else stage.weight:
             launch(fused, kernel, own, own)
@@ -191,12 +177,12 @@ def _forward(
         if stage.residual is not None:
             own["residual"] = head[stage.residual] if isinstance(stage.residual, str) else stages[stage.residual]["sum"]
         if number + 1 == len(stages):
-            to_next(fused, stage, own, None, own, frozen)
+            to_next(fused, stage, own, None, own, inference)
         else:
-            to_next(fused, stage, own, chain.stages[number + 1], stages[number + 1], frozen)
-            saved = () if frozen else stage.saved_names
+            to_next(fused, stage, own, chain.stages[number + 1], stages[number + 1], inference)
+            saved = () if inference else stage.saved_names
             keep(own, saved if chain.readers[number] is None else (*saved, "sum"))
         if isinstance(stage.residual, int):
-            keep(stages[stage.residual], () if frozen else chain.stages[stage.residual].saved_names)
+            keep(stages[stage.residual], () if inference else chain.stages[stage.residual].saved_names)
     out: Tensor = own["out"] if "out" in own else own["y"]
     return out

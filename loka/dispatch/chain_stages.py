@@ -72,15 +72,17 @@ def quantize_weights(fused: Any, stages: Sequence[Values]) -> None:
         own["weight_fp8"], own["weight_scale"], own["weight_scale_max"] = made[3 * place : 3 * place + 3]
 
 
-def to_next(fused: Any, stage: Stage, own: Values, next_stage: Stage | None, following: Values, frozen: bool) -> None:
+def to_next(
+    fused: Any, stage: Stage, own: Values, next_stage: Stage | None, following: Values, inference: bool
+) -> None:
     """From a stage's product to the input of the next linear, or to the result."""
-    kernel = stage.inference if frozen and stage.inference is not None else stage.forward
+    kernel = stage.inference if inference and stage.inference is not None else stage.forward
     if kernel is not None:
         if "x_overflow_stats" in following:
             own["next_scale"], own["next_overflow_stats"] = following["x_scale"], following["x_overflow_stats"]
         launch(fused, kernel, own, following)
     gemms = None if next_stage is None else next_stage.gemms
-    if gemms is not None and (gemms.fprop is None or (gemms.keeps_wgrad and not frozen)):
+    if gemms is not None and (gemms.fprop is None or (gemms.keeps_wgrad and not inference)):
         following.setdefault("x_plain", own["sum"] if "sum" in own else own["y"])
 
 
@@ -219,37 +221,3 @@ def of_argument(
             added: Tensor = getattr(fused, kernel)(*plain, *factors, dtype)
             return added
     return plain[0] if plain else None
-
-
-def in_torch(chain: Chain, values: Sequence[Values]) -> Tensor:
-    """The chain in torch operations, for a batch without rows."""
-    head, *stages = values
-    y: Tensor = head["x"]
-    y = _normalised(chain.head, head, y)
-    results: list[Tensor] = []
-    for stage, own in zip(chain.stages, stages, strict=True):
-        y = F.linear(y, own["weight"], own.get("bias"))
-        if stage.times is not None:
-            y = y * head[stage.times]
-        if stage.residual is not None:
-            y = y + (results[stage.residual] if isinstance(stage.residual, int) else head[stage.residual])
-        normed = _normalised(stage, own, y)
-        if stage.activation is None:
-            y = normed
-        elif stage.activation.startswith("gate_"):
-            y = y * getattr(F, stage.activation.removeprefix("gate_"))(normed)
-        else:
-            y = getattr(F, stage.activation)(normed)
-        results.append(y)
-    return y
-
-
-def _normalised(stage: Stage, own: Values, y: Tensor) -> Tensor:
-    norm = stage.norm
-    if norm is None:
-        return y
-    blocks = y.view(*y.shape[:-1], y.shape[-1] // norm.block, norm.block) if norm.block else y
-    given = {"normalized_shape": blocks.shape[-1:], "weight": own.get("norm_weight"), "bias": own.get("norm_bias")}
-    arguments = {name: given[name] for name in norm.arguments.split()}
-    out: Tensor = getattr(F, norm.function)(blocks, **arguments, **dict(norm.constants))
-    return out.flatten(-2) if norm.block else out

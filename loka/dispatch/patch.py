@@ -17,7 +17,6 @@ from loka.dispatch.bind.bound import (
     Bound,
     derived_class,
     frozen,
-    is_frozen_class,
     refresh,
     stale_sites,
     unbound_class,
@@ -202,7 +201,7 @@ class Patch:
         here = self._in_order([*(each for each in self._modules if each.is_bound), *(each.bound for each in kept)])
         entered = [(bound.module, type(bound.module)) for bound in here]
         self._bound_classes |= {id(module): found for module, found in entered if issubclass(found, Bound)}
-        if any(is_frozen_class(derived_class(found).loka_generated) for found in self._bound_classes.values()):
+        if any(derived_class(found).loka_is_frozen for found in self._bound_classes.values()):
             raise BindError(f"{self._package}: bound with mode='infer', without gradients: apply with mode='train'")
         before = {number: call_counters.counts(number) for number, _ in self._labels()}
         unbound = [each for each in kept if not each.bound.is_bound]

@@ -6,10 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from loka.dispatch.dispatch_errors import DtypeError
 from loka.errors import InputError
+
+Weight = Tensor | tuple[Tensor, Tensor]  # a Parameter; or, frozen, FP8 values and their scales
 
 
 def output_dtype(x: torch.Tensor, *weights: torch.Tensor) -> torch.dtype:
@@ -80,10 +84,12 @@ def refuse_unusual(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
                 "generated forward became an FSDP unit of its own after apply (patch.verify() names it): shard the "
                 "module around it instead"
             )
-    if weights and not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+    if not weights or torch.compiler.is_compiling():
+        return
+    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
         raise InputError(
-            "generated kernels have no rules for torch.func (vmap, grad, vjp, jvp, jacrev): use torch.autograd, call "
-            f"patch.remove() before, {_KEEP}"
+            "generated kernels have no rules for torch.func (vmap, grad, vjp, jvp, jacrev) and forward-mode gradients: "
+            f"use torch.autograd, call patch.remove() before, {_KEEP}"
         )
 
 
@@ -113,6 +119,51 @@ def without_elements(x: torch.Tensor, width: int, out: int, dtype: torch.dtype) 
             "that the package was generated for, generate it again"
         )
     return x.new_zeros((*x.shape[:-1], out), dtype=dtype)
+
+
+def without_rows(
+    k: int, n: int, dtype: torch.dtype, matrices: Sequence[Tensor], parameters: Sequence[Tensor]
+) -> Tensor:
+    """Result (..., n) of a chain for x (..., k), the first of `matrices`, without elements; all gradients are zeros.
+
+    Raises InputError as `without_elements`.
+    """
+    y: Tensor = _WithoutRows.apply(without_elements(matrices[0], k, n, dtype), *matrices, *parameters)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _WithoutRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*inputs)
+        return y.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *map(torch.zeros_like, ctx.saved_tensors)
+
+
+def linear(function: Any, x: Tensor, weight: Weight, bias: Tensor | None, counter_id: int) -> Tensor:
+    """torch.nn.functional.linear by a generated autograd function: x (..., K), weight (N, K), bias (N,) -> (..., N).
+
+    A frozen weight gives no gradients: the function's `product` alone runs. GEMMs count under `counter_id` and the next
+    two. Raises DtypeError and InputError as `output_dtype` and `without_elements`.
+    """
+    if isinstance(weight, tuple):
+        n, k = weight[0].shape
+        dtype = output_dtype(x)
+        if is_empty(x):
+            return without_elements(x, k, n, dtype)
+        y: Tensor = function.product(x.reshape(-1, x.shape[-1]), *weight, dtype, counter_id)
+    else:
+        if is_empty(x):
+            return F.linear(x, weight, bias)
+        n, dtype = weight.shape[0], output_dtype(x, weight)
+        y = function.apply(x.reshape(-1, x.shape[-1]), weight, dtype, counter_id)
+    if bias is not None:
+        y = y + bias.to(dtype)
+    return y.reshape(*x.shape[:-1], n)
 
 
 def is_empty(x: torch.Tensor) -> bool:

@@ -76,16 +76,6 @@ class StageGemms:
         object.__setattr__(self, "keeps_wgrad", self.fprop is not None and self.wgrad is None)
 
 
-@dataclass(frozen=True, slots=True)
-class NormCall:
-    """A norm as torch.nn.functional has it, over the last dimension or over blocks of it."""
-
-    function: str
-    arguments: str  # names of those that it takes: normalized_shape weight bias
-    constants: tuple[tuple[str, object], ...] = ()  # its other arguments
-    block: int = 0  # elements that are normalised together; 0: all
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """A linear and what follows: [* times] [+ residual] [norm] [activation]; or the norm at the head of a chain."""
@@ -94,15 +84,13 @@ class Stage:
     gemms: StageGemms = StageGemms()
     weight: tuple[Launch, ...] = ()  # make the FP8 weight, unless a launch of the chain does
     forward: Launch | None = None  # from the product to the next linear's input or the result
-    inference: Launch | None = None  # the same with frozen weights, if it is another
+    inference: Launch | None = None  # the same without a backward, if it is another
     backward: Launch | None = None  # from the gradient of the result to that of the product
     saved: str = ""  # names of what backward reads, besides the weight and the operands of GEMMs
     bias_in_gemm: bool = False
     unpadded_k: int = 0  # columns of x and weight, if kernels add zeros behind them
     times: str | None = None  # argument that the product is multiplied by
     residual: str | int | None = None  # argument, or number of the stage whose result is added
-    norm: NormCall | None = None
-    activation: str | None = None  # of torch.nn.functional; gate_NAME: of what the norm gives, times what it takes
     names: tuple[str, ...] = field(init=False, repr=False)  # of `parameters`
     frozen_names: tuple[str, ...] = field(init=False, repr=False)  # the same with frozen weights
     saved_names: tuple[str, ...] = field(init=False, repr=False)
@@ -111,11 +99,9 @@ class Stage:
 
     def __post_init__(self) -> None:
         names, saved = tuple(self.parameters.split()), tuple(self.saved.split())
-        frozen = tuple([name for name in names if not name.startswith("dy_")])
         if "weight" in names:
             saved = ("weight", *self.gemms.saved.split(), *saved)
-        if self.gemms.fprop is not None:
-            frozen = ("weight_fp8", "weight_scale", *frozen[1:])
+        frozen = names if self.gemms.fprop is None else ("weight_fp8", "weight_scale", *names[1:])
         kept = ("dsum", "y", "bias") if self.times is not None else () if self.residual is None else ("dsum",)
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "frozen_names", frozen)

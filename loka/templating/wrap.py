@@ -135,8 +135,16 @@ def _opened(line: str, group: _Bracket, margin: str, *, defines: bool) -> list[s
     bare = len(items) == 1 and not trailing and (not called or re.search(r"\bfor\b", items[0]) is not None)
     lines = [before]
     for item in items:
-        lines += wrap_statement(inner + item + ("" if bare else ","))
+        whole = item + ("" if bare else ",")
+        for part in [whole] if len(inner + whole) <= WIDTH else _alternatives(whole):
+            lines += wrap_statement(inner + part)
     return [*lines, *closed]
+
+
+def _alternatives(item: str) -> list[str]:
+    """`a or b` as `a` and `or b`, each for a line of its own; anything else as it is."""
+    first, word, second = item.partition(" or ")
+    return [first, f"or {second}"] if word and _groups(first) is not None else [item]
 
 
 def _closed(line: str) -> list[str]:

@@ -38,13 +38,6 @@ def test_hint_only_where_it_is_a_class_name() -> None:
     assert class_name(("a",), LINEAR, "Exception") == "A"
 
 
-def test_unique_keeps_the_frozen_sibling_free() -> None:
-    names = Names()
-    assert names.unique("Tower", ("Frozen",)) == "Tower"
-    assert names.unique("TowerFrozen", ("Frozen",)) == "TowerFrozenX2"
-    assert names.unique("Tower", ("Frozen",)) == "TowerX2"
-
-
 @pytest.mark.slow
 @given(st.text(), st.text(), st.text())
 def test_made_names_are_plain_identifiers(module: str, kind: str, hint: str) -> None:
@@ -106,9 +99,9 @@ def test_names_of_any_layers_are_plain_identifiers(paths: list[str]) -> None:
 def test_the_longer_name_where_the_short_one_is_taken() -> None:
     names = Names()
     wanted = ("head_mlp", "head_mlp_0_to_4")
-    found = [names.first_free(wanted, ("_frozen",)) for _ in range(3)]
+    found = [names.first_free(wanted) for _ in range(3)]
     assert found == ["head_mlp", "head_mlp_0_to_4", "head_mlp_0_to_4_2"]
-    assert names.unique("head_mlp_frozen") == "head_mlp_frozen_2"
+    assert [names.unique("Tower") for _ in range(2)] == ["Tower", "TowerX2"]
 
 
 def test_class_names_as_functions() -> None:

@@ -51,7 +51,8 @@ def test_batch_of_none_and_of_one(rows, compilations):
     model = models.mlp()
     patch = sample.apply(model)
     models.step(torch.compile(model, fullgraph=True, backend=compilations), rows)
-    patch.verify()
+    if rows:  # no FP8 GEMM runs without
+        patch.verify()
 
 
 def test_inductor_runs_every_gemm():

@@ -73,13 +73,12 @@ def test_shapes_and_strides(view):
 
 @pytest.mark.parametrize("shape", [(0, 48), (3, 0, 48)])
 def test_empty_batch(shape):
-    linear, _, patch = bound()
+    linear, _, _ = bound()
     y, dx, dw, db = gradients(linear, torch.randn(shape), torch.randn(*shape[:-1], 32))
     assert y.shape == (*shape[:-1], 32)
     assert dx.shape == shape
     assert not dw.any()
     assert not db.any()
-    patch.verify()
 
 
 def test_zero_rows_give_the_bias():

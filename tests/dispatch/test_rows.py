@@ -63,6 +63,8 @@ def test_transforms_of_torch_func_are_refused_where_autograd_records() -> None:
     with pytest.raises(InputError, match=r"have no rules for torch\.func \(vmap, .*patch\.remove\(\) before"):
         torch.func.vmap(lambda x: double(x, X))(X)
     assert torch.equal(torch.func.vmap(double)(X), 2 * X)  # frozen: no gradients
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level(), pytest.raises(InputError, match="forward-mode"):
+        double(X, X)
 
 
 def test_a_sharded_weight_beside_a_plain_input_names_the_cause() -> None:

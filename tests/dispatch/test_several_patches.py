@@ -85,7 +85,7 @@ def test_the_patch_of_a_model_with_two_packages_names_both():
     model = nn.ModuleDict({"one": models.mlp(), "two": models.Blocks()})
     other = type("Linear", (sample.modules.Linear,), {"__module__": "another.package.modules"})
     binding = sample.linears("0")
-    sample.apply(model["one"], (dispatch.Binding(**{**_fields(binding), "train": other}),))
+    sample.apply(model["one"], (dispatch.Binding(**{**_fields(binding), "bound": other}),))
     sample.apply(model["two"], sample.BLOCKS)
     assert repr(dispatch.patch_of(model)) == f"<Patch another.package, {NAME}: 6 sites in 4 modules>"
 

@@ -29,7 +29,7 @@ class Counting(dispatch.Bound):
 
 
 def bindings(*names):
-    return (replace(sample.linears(*names), train=Counting, infer=None, gemms=((),)),)
+    return (replace(sample.linears(*names), bound=Counting, infer=False, gemms=((),)),)
 
 
 def test_what_is_reported(model):

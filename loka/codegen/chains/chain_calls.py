@@ -147,9 +147,9 @@ def site_call(forward: ForwardIR, place: int) -> SiteCall:
 
 
 def chain_arguments(
-    forward: ForwardIR, planned: PlannedChain, scope: statement_text.NameScope, frozen: bool
+    forward: ForwardIR, planned: PlannedChain, scope: statement_text.NameScope, freezes: bool
 ) -> list[str]:
-    """Arguments of a chain's function, a tuple for each linear; `frozen` weights are the module's buffers."""
+    """Arguments of a chain's function, a tuple for each linear; `freezes`: its weights may be frozen."""
     chain, shape = planned.chain, planned.shape
     groups: list[list[str]] = []
     around: list[str] = []
@@ -169,14 +169,18 @@ def chain_arguments(
             x = parts.x if stage.before is None else scope.text(forward.statements[chain.first].operands[0])
             before = _norm_texts(stage.before, scope)
             around = [x, *map(scope.text, planned.others), *([tuple_of(before)] if before else [])]
-        kept = frozen and shape.fp8
-        group = [f"self.loka_weight_{number}", f"self.loka_scale_{number}"] if kept else [parts.weight]
+        group = [or_frozen(number, parts.weight) if freezes else parts.weight]
         group += [parts.bias] if parts.bias is not None else []
         group += _norm_texts(stage.after, scope)
-        group += known_arguments(number, frozen) if shape.known else []
+        group += known_arguments(number) if shape.known else []
         groups.append(group)
     ticks = planned.sites if shape.fp8 else ()
     return [*around, *map(tuple_of, groups), *(f"self.loka.counter_id({number})" for number in ticks)]
+
+
+def or_frozen(site: int, weight: str) -> str:
+    """The frozen weight of a site, or else this one."""
+    return f"self.loka_frozen({site}) or {weight}"
 
 
 def _norm_texts(norm: ChainNorm | None, scope: statement_text.NameScope) -> list[str]:

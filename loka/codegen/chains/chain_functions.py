@@ -20,7 +20,6 @@ class ChainFunctionView:
 
     name: str
     constant: str  # the chain
-    frozen: bool
     layers: str  # the model's layers that call it
     steps: tuple[str, ...]  # layer_norm, linear, silu
     sizes: str  # "x (..., 512), weight (2048, 512)"
@@ -39,8 +38,7 @@ class ChainsView:
 
     constants: dict[str, str]
     chains: dict[str, str]
-    trained: tuple[ChainFunctionView, ...]
-    frozen: tuple[ChainFunctionView, ...]
+    functions: tuple[ChainFunctionView, ...]
     classes: tuple[str, ...]  # that the constants call
 
     def __bool__(self) -> bool:
@@ -54,17 +52,13 @@ class Chains:
         self._names = names
         self._function_names: dict[ChainShape, str] = {}
         self._layers: dict[ChainShape, dict[str, None]] = {}
-        self._trained: dict[ChainShape, None] = {}
-        self._frozen: dict[ChainShape, None] = {}
 
-    def function(self, shape: ChainShape, layers: Layers, frozen: bool) -> str:
+    def function(self, shape: ChainShape, layers: Layers) -> str:
         """Register a call; returns the function's name in kernels.py, after the first layers with this shape."""
         if shape not in self._function_names:
-            self._function_names[shape] = self._names.first_free((layers.name, layers.longer), ("_frozen",))
-        name = self._function_names[shape]
+            self._function_names[shape] = self._names.first_free((layers.name, layers.longer))
         self._layers.setdefault(shape, {}).update(dict.fromkeys(layers.paths))
-        (self._frozen if frozen else self._trained).setdefault(shape)
-        return f"{name}_frozen" if frozen else name
+        return self._function_names[shape]
 
     @property
     def known(self) -> bool:
@@ -73,7 +67,7 @@ class Chains:
 
     def specs(self) -> tuple[AnySpec, ...]:
         """Specs of the kernels that the chains call."""
-        made = [self._stages(shape) for shape in self._function_names]
+        made = [ChainStages(shape) for shape in self._function_names]
         for each in made:
             each.chain()
         return tuple(dict.fromkeys(spec for each in made for spec in each.specs))
@@ -82,28 +76,23 @@ class Chains:
         """View of all chains."""
         constants = _Constants()
         names = {shape: constants.reserve(name) for shape, name in self._function_names.items()}
-        chains = {name: constants.chain(self._stages(shape).chain(), shape) for shape, name in names.items()}
+        chains = {name: constants.chain(ChainStages(shape).chain(), shape) for shape, name in names.items()}
         texts = " ".join([*constants.texts.values(), *chains.values()])
         return ChainsView(
             constants.texts,
             chains,
-            tuple(self._function(shape, names[shape], frozen=False) for shape in self._trained),
-            tuple(self._function(shape, names[shape], frozen=True) for shape in self._frozen),
+            tuple(self._function(shape, name) for shape, name in names.items()),
             tuple(sorted(set(re.findall(r"\b([A-Z]\w*[a-z])\(", texts)))),
         )
 
-    def _stages(self, shape: ChainShape) -> ChainStages:
-        return ChainStages(shape, shape in self._trained, shape in self._frozen)
-
-    def _function(self, shape: ChainShape, constant: str, frozen: bool) -> ChainFunctionView:
+    def _function(self, shape: ChainShape, constant: str) -> ChainFunctionView:
         matrices = ("x", *shape.others)
         before = shape.stages[0].before
         norm = ("norm",) if before is not None and (before.weight or before.bias) else ()
         linears = tuple(f"linear{_suffix(shape, index)}" for index in range(len(shape.stages)))
         return ChainFunctionView(
-            name=self._function_names[shape] + ("_frozen" if frozen else ""),
+            name=self._function_names[shape],
             constant=constant,
-            frozen=frozen,
             layers=listed(list(self._layers[shape])),
             steps=shape.ops,
             sizes=_sizes(shape),

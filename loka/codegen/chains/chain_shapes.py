@@ -125,11 +125,11 @@ class ChainShape:
         """Number of the stage whose residual is the result of stage `index`, or None."""
         return next((number for number, stage in enumerate(self.stages) if stage.residual == index), None)
 
-    def keeps(self, index: int, frozen: bool) -> bool:
+    def keeps(self, index: int, inference: bool) -> bool:
         """True if a stage's kernel also writes its sum, for a later residual or for backward."""
         stage, following = self.stages[index], self.stages[index + 1 : index + 2]
         backward = stage.bent or any(other.keeps_wgrad for other in following)
-        return self.reader(index) is not None or (stage.summed and backward and not frozen)
+        return self.reader(index) is not None or (stage.summed and backward and not inference)
 
     def leaves_sum(self, index: int) -> bool:
         """True if the gradient of a stage's sum stays as its two terms, which are kept in memory anyway.

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from loka.codegen.chains import chain_shapes as shapes
-from loka.codegen.chains.chain_shapes import ChainShape, NormShape, StageShape
+from loka.codegen.chains.chain_shapes import ChainShape, StageShape
 from loka.codegen.chains.static_operands import both_copies, gradient_kernel, input_kernel, maximum, under
 from loka.codegen.modules.gemm_calls import GemmRecipe, operator_name
-from loka.graph.patterns.norm import TORCH_NORMS, norm_signature
-from loka.kernels.chain_values import Chain, Launch, NormCall, ScaledGemm, Stage, StageGemms
+from loka.kernels.chain_values import Chain, Launch, ScaledGemm, Stage, StageGemms
 from loka.kernels.fused.matrix_kernels import LARGEST_COUNT, Products, Reduce, RequantizeTranspose, Transpose
 from loka.kernels.fused.norm.norm_spec import NormForward
 from loka.kernels.fused.quantize_weights import QuantizeWeights, grouped
@@ -41,11 +40,9 @@ def operand(name: str) -> dict[str, str]:
 
 @dataclass(slots=True)
 class ChainStages:
-    """The values of one shape, for training, for frozen weights, or for both; `specs`: the kernels that it launches."""
+    """The values of one shape; `specs`: the kernels that it launches."""
 
     shape: ChainShape
-    trained: bool
-    frozen: bool
     specs: dict[AnySpec, None] = field(default_factory=dict)
 
     def chain(self) -> Chain:
@@ -57,11 +54,10 @@ class ChainStages:
             stages=tuple(self._stage(index) for index in range(len(stages))),
             head=self._head(),
             others=self.shape.others,
-            weights=self._weights() if self.trained else (),
-            products=self._products() if self.trained else (),
+            weights=self._weights(),
+            products=self._products(),
         )
-        if self.trained:
-            self._of_any_number()
+        self._of_any_number()
         return made
 
     def _kernel(self, spec: AnySpec, arguments: Mapping[str, str], results: Mapping[str, str]) -> Launch:
@@ -89,38 +85,35 @@ class ChainStages:
             parameters=" ".join(vectors),
             forward=forward[0],
             inference=forward[1],
-            backward=self._kernel(spec, {**_GRADIENT, "x": "x"}, {**_SUMS}) if self.trained else None,
-            saved=" ".join(saved) if self.trained else "",
-            norm=_torch_norm(norm),
+            backward=self._kernel(spec, {**_GRADIENT, "x": "x"}, {**_SUMS}),
+            saved=" ".join(saved),
         )
 
-    def _input(self, frozen: bool) -> AnySpec:
+    def _input(self, inference: bool) -> AnySpec:
         """The kernel that makes the first linear's input."""
         stage, fp8 = self.shape.stages[0], self.shape.fp8
-        if self.shape.known and not frozen:
+        if self.shape.known and not inference:
             return input_kernel(self.shape, 0)
-        spec = shapes.forward_before(stage, quantize=fp8, save=not frozen)
+        spec = shapes.forward_before(stage, quantize=fp8, save=not inference)
         return under(spec, stage.x) if fp8 else spec
 
-    def _after(self, index: int, frozen: bool) -> AnySpec:
+    def _after(self, index: int, inference: bool) -> AnySpec:
         """The kernel on a product, which makes the next linear's input or the result."""
         stage, fp8 = self.shape.stages[index], self.shape.fp8
         last = index == len(self.shape.stages) - 1
-        if self.shape.known and not (last or frozen):
+        if self.shape.known and not (last or inference):
             return input_kernel(self.shape, index + 1)
-        keep = fp8 and self.shape.keeps(index, frozen)
-        spec = shapes.forward_after(stage, fp8 and not last, save=not frozen, keep=keep)
+        keep = fp8 and self.shape.keeps(index, inference)
+        spec = shapes.forward_after(stage, fp8 and not last, save=not inference, keep=keep)
         return under(spec, self.shape.stages[index + 1].x) if fp8 and not last else spec
 
     def _forwards(
         self, spec_of: Callable[[bool], AnySpec], x: str, out: str = "x_plain"
     ) -> tuple[Launch | None, Launch | None]:
-        """The kernels of training and of frozen weights; the second is None if it is the first."""
+        """The kernels of training and of inference; the second is None if it is the first."""
         arguments, results = {"x": x, **_VECTORS, **_INPUT}, {**operand("x"), "out": out, "kept": "sum"}
-        modes = [frozen for frozen, there in ((False, self.trained), (True, self.frozen)) if there]
-        found = dict.fromkeys(self._kernel(spec_of(frozen), arguments, results) for frozen in modes)
-        first, *others = found
-        return first, (others[0] if others else None)
+        first, other = (self._kernel(spec_of(inference), arguments, results) for inference in (False, True))
+        return first, None if other == first else other
 
     def _weights(self) -> tuple[tuple[int, ...], ...]:
         """The stages whose weights one launch quantizes."""
@@ -141,7 +134,7 @@ class ChainStages:
 
     def _weight(self, index: int) -> tuple[Launch, ...]:
         """Kernels that quantize a weight by itself; with static scales: find its maximum, then write both copies."""
-        if not self.shape.fp8 or not self.trained or any(index in numbers for numbers in self._together()):
+        if not self.shape.fp8 or any(index in numbers for numbers in self._together()):
             return ()
         stage, results = self.shape.stages[index], {**operand("weight"), "amax": "weight_maxima"}
         specs = (maximum(stage.k), both_copies(stage.weight)) if self.shape.known else (self._quantizer(index),)
@@ -154,7 +147,7 @@ class ChainStages:
         last = index == len(self.shape.stages) - 1
         kernel = stage.followed or (self.shape.fp8 and not last)
         out = "out" if last else "x_plain"
-        forward = self._forwards(lambda frozen: self._after(index, frozen), "y", out) if kernel else (None, None)
+        forward = self._forwards(lambda inference: self._after(index, inference), "y", out) if kernel else (None, None)
         norm = stage.after
         there = (stage.bias, norm is not None and norm.weight, norm is not None and norm.bias)
         vectors = [name for name, present in zip(_VECTORS.values(), there, strict=True) if present]
@@ -165,14 +158,12 @@ class ChainStages:
             weight=self._weight(index),
             forward=forward[0],
             inference=forward[1],
-            backward=self._backward(index) if self.trained else None,
-            saved=" ".join(self._saved(index, vectors)) if self.trained else "",
+            backward=self._backward(index),
+            saved=" ".join(self._saved(index, vectors)),
             bias_in_gemm=stage.bias and not stage.followed and (last or not self.shape.fp8),
             unpadded_k=stage.given,
             times=stage.times,
             residual=stage.residual,
-            norm=None if norm is None else _torch_norm(norm),
-            activation=stage.activation,
         )
 
     def _gemms(self, index: int) -> StageGemms:
@@ -296,18 +287,4 @@ def _gemm(kind: Gemm, recipe: GemmRecipe) -> ScaledGemm:
         fast=recipe.accumulation == Accumulation.FAST,
         first_scale=(first.reads_first_scale, second.reads_first_scale),
         m_buckets=table_text(recipe.m_buckets) if recipe.m_buckets else "",
-    )
-
-
-def _torch_norm(norm: NormShape) -> NormCall:
-    """The same norm as torch has it; a block_norm is an rms_norm of each block."""
-    if norm.kind == "block_norm":
-        return NormCall("rms_norm", "normalized_shape", (("eps", norm.eps),), block=norm.block)
-    fixed = TORCH_NORMS[norm.kind].fixed
-    there = {"normalized_shape": True, "weight": norm.weight, "bias": norm.bias}
-    parameters = norm_signature(norm.kind).parameters
-    taken = [name for name, present in there.items() if present and name in parameters]
-    constants = {"eps": norm.eps, **fixed}
-    return NormCall(
-        norm.kind, " ".join(taken), tuple((name, constants[name]) for name in parameters if name in constants)
     )

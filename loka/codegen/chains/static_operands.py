@@ -59,7 +59,7 @@ def input_kernel(shape: ChainShape, index: int) -> NormForward | FusedCastTransp
     """The kernel that makes a stage's input in training, with its transpose if supported and read by wgrad."""
     stage = shape.stages[index]
     if index:
-        spec = forward_after(shape.stages[index - 1], True, save=True, keep=shape.keeps(index - 1, frozen=False))
+        spec = forward_after(shape.stages[index - 1], True, save=True, keep=shape.keeps(index - 1, inference=False))
     elif stage.before is None and not stage.keeps_wgrad:
         return both_copies(stage.x)
     else:
@@ -101,14 +101,12 @@ def buffers(site: int, operand: Operand) -> tuple[str, str]:
     return f"loka_{operand.value}_scale_{site}", f"loka_{operand.value}_record_{site}"
 
 
-def operands(frozen: bool) -> tuple[Operand, ...]:
-    """The operands of a stage with static scales; with frozen weights there is no backward."""
-    return (Operand.INPUT,) if frozen else (Operand.INPUT, Operand.GRAD_OUTPUT)
+OPERANDS = (Operand.INPUT, Operand.GRAD_OUTPUT)  # those of a stage with static scales
 
 
-def arguments(site: int, frozen: bool) -> list[str]:
-    """Arguments for a stage: scale and overflow statistics of the input, and unless frozen of the output gradient."""
-    return [f"self.{name}" for operand in operands(frozen) for name in buffers(site, operand)]
+def arguments(site: int) -> list[str]:
+    """Arguments for a stage: scale and overflow statistics of the input and of the output gradient."""
+    return [f"self.{name}" for operand in OPERANDS for name in buffers(site, operand)]
 
 
 def static_operand(site: int, operand: Operand, recipe: SiteRecipe) -> StaticOperand:

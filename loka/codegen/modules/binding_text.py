@@ -20,8 +20,7 @@ def binding_text(view: BoundView) -> tuple[str, ...]:
     binding = view.binding
     forward = binding.forward
     fields = [
-        f"        train=modules.{view.train.name},",
-        f"        infer=modules.{view.infer.name}," if view.infer is not None else "        infer=None,",
+        f"        bound=modules.{view.module.name},",
         field_text("replaces", binding.module_type),
         field_text("inlined", forward.inlined if forward is not None else ()),
         _ranged_field("modules", tuple((name,) for name in binding.modules), binding.modules),
@@ -32,6 +31,7 @@ def binding_text(view: BoundView) -> tuple[str, ...]:
     fields += [field_text("kernels", view.kernels)] if view.kernels else []
     if forward is not None and forward.fingerprint is not None:
         fields.append(f"        fingerprint={_fingerprint_text(forward.fingerprint)},")
+    fields += [] if view.infer else ["        infer=False,"]
     return tuple(fields)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from loka.codegen.chains.chain_calls import PlannedChain, chain_arguments, planned_chains, site_call
+from loka.codegen.chains.chain_calls import PlannedChain, chain_arguments, or_frozen, planned_chains, site_call
 from loka.codegen.chains.chain_functions import Chains
 from loka.codegen.chains.interactions import (
     InteractionCalls,
@@ -17,10 +17,10 @@ from loka.codegen.chains.interactions import (
     fm_shape,
     passing,
 )
-from loka.codegen.chains.static_operands import operands
+from loka.codegen.chains.static_operands import OPERANDS
 from loka.codegen.layout import call, formatted
 from loka.codegen.modules import statement_text
-from loka.codegen.modules.linear_recipes import Recipes, SiteRecipe, site_recipe
+from loka.codegen.modules.linear_recipes import Recipes, site_recipe
 from loka.codegen.modules.region_functions import RegionLinear, Regions
 from loka.codegen.modules.signature import own_forward_lines, parse_argument
 from loka.codegen.names import layers, shown, snake, wrapped
@@ -43,15 +43,9 @@ class PackageKernels:
     chains: Chains
     interactions: InteractionCalls
 
-    def linear(self, recipe: SiteRecipe, has_bias: bool, frozen: bool) -> str:
-        """Register a call of a linear; returns the wrapper's name, without the module."""
-        if frozen and recipe.fprop is not None:
-            return self.recipes.frozen(recipe.fprop, has_bias)
-        return self.recipes.linear(recipe, has_bias)
-
 
 class ForwardBody:
-    """The body of a straight-line forward, for training or with frozen weights."""
+    """The body of a straight-line forward."""
 
     def __init__(
         self,
@@ -60,15 +54,13 @@ class ForwardBody:
         binding: PlannedBinding,
         name: str,
         plans: Sequence[SitePlan],
-        frozen: bool,
     ) -> None:
         self._kernels = kernels
         self._forward = forward
         self._sites = binding.sites
-        self._fallback = snake(name.removesuffix("Frozen"))  # name of functions whose layers have nothing in common
+        self._fallback = snake(name)  # name of functions whose layers have nothing in common
         self._layers = layers([(module,) for module in binding.modules], self._fallback)
         self._plans = plans
-        self._frozen = frozen
         self.arguments = [parse_argument(text) for text in forward.arguments]
         for argument in self.arguments:
             if argument.name in ("self", "torch", kernels.module):
@@ -90,7 +82,7 @@ class ForwardBody:
         self.known: dict[tuple[int, Operand], None] = {}  # (site, operand) pairs with static scales in the module
         self._handed: dict[str, str] = {}  # local -> name of its copy returned by an FM interaction
         self._handed_factors: dict[str, str] = {}  # local -> name of its copy returned by a cross layer
-        self.frozen_weights: list[tuple[SitePlan, str | None]] = [(plan, None) for plan in plans]
+        self.freezable: dict[int, str] = {}  # site -> expression of its weight, which may be frozen
         self.imports: set[str] = set()
         self.lines = own_forward_lines(forward.guards, self.arguments, INDENT)
         for guard in forward.guards:
@@ -225,23 +217,20 @@ class ForwardBody:
     def _chain(self, planned: PlannedChain) -> None:
         chain, shape = planned.chain, planned.shape
         linears = [stage.linear for stage in chain.stages]
-        frozen = self._frozen and (not shape.fp8 or self._freeze_all(linears))
-        arguments = chain_arguments(self._forward, planned, self._scope, frozen)
+        freezes = shape.fp8 and self._freeze_all(linears)
+        arguments = chain_arguments(self._forward, planned, self._scope, freezes)
         if shape.known:
-            self.known |= {(number, operand): None for number in planned.sites for operand in operands(frozen)}
+            self.known |= {(number, operand): None for number in planned.sites for operand in OPERANDS}
         of_modules = [[sites[number] for number in planned.sites] for sites in self._sites]
-        function = self._kernels.chains.function(shape, layers(of_modules, self._fallback, self._sites[0]), frozen)
+        function = self._kernels.chains.function(shape, layers(of_modules, self._fallback, self._sites[0]))
         code = self._called(function, arguments)
         self._import(code)
         self._comment_notes(range(chain.first, chain.last + 1))
         self._assign_product(chain.last, code, site_call(self._forward, linears[-1]).out)
 
     def _runs_fp8(self, position: int) -> bool:
-        """True if the statement is a GEMM that runs in FP8 here: any of the three, with frozen weights fprop."""
-        if position not in self._index:
-            return False
-        recipe = site_recipe(self._plans[self._index[position]])
-        return recipe.fprop is not None if self._frozen else recipe.fp8
+        """True if the statement is a GEMM that runs in FP8: any of the three."""
+        return position in self._index and site_recipe(self._plans[self._index[position]]).fp8
 
     def _outlined(self, region: Region) -> bool:
         """True if a region becomes a function: its GEMM runs in FP8 and it has other operations too."""
@@ -257,13 +246,11 @@ class ForwardBody:
         statements = [self._forward.statements[number] for number in numbers]
         position = next(number for number in numbers if self._forward.statements[number].call is not None)
         index, gemm = self._index[position], site_call(self._forward, position)
-        recipe = site_recipe(self._plans[index])
-        frozen = self._freeze(position)
-        function = self._kernels.linear(recipe, gemm.bias is not None, frozen)
-        linear = RegionLinear(function, frozen, function.replace("_", " "))
-        name, reads = self._kernels.regions.function(region, statements, linear)
+        function = self._kernels.recipes.linear(site_recipe(self._plans[index]))
+        freezes = self._freeze_all([position])
+        name, reads = self._kernels.regions.function(region, statements, RegionLinear(function, freezes))
         operands = list(map(self._scope.text, reads))
-        weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else []
+        weight = [or_frozen(index, text_of(gemm.weight))] if freezes else []
         arguments = [*operands, *weight, f"self.loka.counter_id({index})"]
         code = self._called(name, arguments)
         self._comment_notes(numbers)
@@ -278,13 +265,11 @@ class ForwardBody:
             self._assign(position, code)
             return
         index, gemm = self._index[position], site_call(self._forward, position)
-        frozen = self._freeze(position)
-        recipe = site_recipe(self._plans[index])
         parts = statement_text.linear_text(gemm, self._scope.text)
         bias = None if position in self._unbiased else parts.bias
-        name = self._kernels.linear(recipe, bias is not None, frozen)
-        weight = [f"self.loka_weight_{index}", f"self.loka_scale_{index}"] if frozen else [parts.weight]
-        operands = [parts.x, *weight, bias or "None", f"self.loka.counter_id({index})"]
+        name = self._kernels.recipes.linear(site_recipe(self._plans[index]))
+        weight = or_frozen(index, parts.weight) if self._freeze_all([position]) else parts.weight
+        operands = [parts.x, weight, bias or "None", f"self.loka.counter_id({index})"]
         code = self._called(name, operands)
         self._import(code)
         self._assign_product(position, code, gemm.out)
@@ -306,30 +291,24 @@ class ForwardBody:
         self.lines += statement_text.assignment(product, code, INDENT, self._scope)
         self._assign(position, statement_text.view_text(out, product))
 
-    def _freeze(self, position: int) -> bool:
-        """True if a GEMM's weight is frozen here; a weight that the forward computes is quantized in each call."""
-        return self._frozen and self._freeze_all([position])
-
     def _freeze_all(self, positions: Sequence[int]) -> bool:
-        """Freeze the weights of these GEMMs, all or none; returns True if they are frozen."""
-        weights = {position: self._frozen_weight(position) for position in positions}
-        for position, weight in weights.items():
-            if weight is None:
-                return False
-            index = self._index[position]
-            others = [other for p, other in weights.items() if self._index[p] == index]
-            if any(other != weight for other in (*others, self.frozen_weights[index][1] or weight)):
-                return False  # a site called twice with different views of its weight
-        for position, weight in weights.items():
-            index = self._index[position]
-            self.frozen_weights[index] = (self._plans[index], weight)
-            self.imports |= statement_text.globals_of(weight) if weight is not None else set()
-        return True
+        """True if the weights of these GEMMs can be frozen, all or none: their fprop is in FP8.
 
-    def _frozen_weight(self, position: int) -> str | None:
-        """The expression of a weight that depends on attributes only; None if the forward computes it."""
-        weight = site_call(self._forward, position).weight
-        return None if locals_in(weight) else text_of(weight)
+        A weight that the forward computes is quantized in each call.
+        """
+        found: dict[int, str] = {}
+        for position in positions:
+            index, weight = self._index[position], site_call(self._forward, position).weight
+            if site_recipe(self._plans[index]).fprop is None or locals_in(weight):
+                return False
+            text = text_of(weight)
+            if any(each.get(index, text) != text for each in (found, self.freezable)):
+                return False  # a site called twice with different views of its weight
+            found[index] = text
+        self.freezable |= found
+        for text in found.values():
+            self.imports |= statement_text.globals_of(text)
+        return True
 
     def _called(self, function: str, arguments: Sequence[str]) -> str:
         """A call of a function in kernels.py."""

@@ -40,22 +40,13 @@ class LinearView:
     fprop, dgrad and wgrad are lines of code; () is a plain matmul.
     """
 
+    name: str  # linear_e4m3_rowwise
     function: str  # LinearE4m3Rowwise
-    header: str
     said: str
+    weight: str  # the call that quantizes it for fprop; "" is none
     fprop: tuple[str, ...]
     dgrad: tuple[str, ...]
     wgrad: tuple[str, ...]
-    bias: str  # "always", "never", "sometimes": calls that pass one
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenView:
-    """View of a linear with a frozen weight, for templates/linear_frozen.py.j2."""
-
-    header: str
-    fprop: tuple[str, ...]
-    bias: str
 
 
 _DTYPE = {Format.E4M3: "torch.float8_e4m3fn", Format.E5M2: "torch.float8_e5m2"}
@@ -63,7 +54,6 @@ _VARIABLE = {Operand.INPUT: "x", Operand.WEIGHT: "weight", Operand.GRAD_OUTPUT: 
 # Each operand as a GEMM reads it, with the contracted dimension last (docs/kernels.md).
 _VIEW = {
     (Gemm.FPROP, Operand.INPUT): "x",
-    (Gemm.FPROP, Operand.WEIGHT): "weight",
     (Gemm.DGRAD, Operand.GRAD_OUTPUT): "dy",
     (Gemm.DGRAD, Operand.WEIGHT): "weight.t()",
     (Gemm.WGRAD, Operand.GRAD_OUTPUT): "dy.t()",
@@ -228,29 +218,17 @@ class Recipes:
     def __init__(self, names: Names) -> None:
         self._names = names
         self._linears: dict[SiteRecipe, tuple[str, str]] = {}
-        self._frozen: dict[GemmRecipe, str] = {}
         self._quantizers: dict[OperandRecipe, str] = {}
-        self._bias: dict[str, set[bool]] = {}
         self.requantize_transpose: str | None = (
             None  # name of the function that makes transposed copies, if one is needed
         )
 
-    def linear(self, recipe: SiteRecipe, has_bias: bool) -> str:
+    def linear(self, recipe: SiteRecipe) -> str:
         """Register a call; returns the wrapper's name."""
         if recipe not in self._linears:
             name = self._names.unique(linear_name(recipe))
             self._linears[recipe] = (name, self._names.unique(_class_of(name)))
-        name = self._linears[recipe][0]
-        self._bias.setdefault(name, set()).add(has_bias)
-        return name
-
-    def frozen(self, recipe: GemmRecipe, has_bias: bool) -> str:
-        """Register a call with a frozen weight; returns the wrapper's name."""
-        if recipe not in self._frozen:
-            self._frozen[recipe] = self._names.unique(f"linear_{_gemm_name(recipe)}_frozen")
-        name = self._frozen[recipe]
-        self._bias.setdefault(name, set()).add(has_bias)
-        return name
+        return self._linears[recipe][0]
 
     def quantizer(self, recipe: OperandRecipe) -> str:
         """Register a use; returns the quantizer's name."""
@@ -262,26 +240,17 @@ class Recipes:
         """Views of all registered linears."""
         return tuple(
             LinearView(
+                name,
                 function,
-                _header(name, ("weight",), self._bias_of(name)),
                 wrapped(
                     f"y = x @ weight.T for x (M, K) and weight (N, K): {recipe_label(recipe.items())}.", 4, first=6
                 ),
+                "" if recipe.fprop is None else self._quantized(recipe.fprop.operands[1], "weight"),
                 self._lines(Gemm.FPROP, recipe.fprop, "return ", "dtype", "counter_id", 8),
                 self._lines(Gemm.DGRAD, recipe.dgrad, "dx = ", "x.dtype", "ctx.counter_id + 1", 12),
                 self._lines(Gemm.WGRAD, recipe.wgrad, "dw = ", "weight.dtype", "ctx.counter_id + 2", 12),
-                self._bias_of(name),
             )
             for recipe, (name, function) in self._linears.items()
-        )
-
-    def frozens(self) -> tuple[FrozenView, ...]:
-        """Views of all registered linears with frozen weights."""
-        return tuple(
-            FrozenView(
-                _header(name, ("weight", "scale"), self._bias_of(name)), self._frozen_lines(recipe), self._bias_of(name)
-            )
-            for recipe, name in self._frozen.items()
         )
 
     def quantizers(self) -> tuple[QuantizerView, ...]:
@@ -303,15 +272,16 @@ class Recipes:
     def _lines(
         self, gemm: Gemm, recipe: GemmRecipe | None, result: str, dtype: str, counter_id: str, indent: int
     ) -> tuple[str, ...]:
-        """Lines that quantize both operands and multiply."""
+        """Lines that quantize the operands, except the weight of fprop, and multiply."""
         if recipe is None:
             return ()
         lines: list[str] = []
         operands: list[str] = []
         for operand, operand_recipe in zip(OPERANDS[gemm], recipe.operands, strict=True):
             values, scale = f"{_VARIABLE[operand]}_fp8", f"{_VARIABLE[operand]}_scale"
-            quantized = self._quantized(operand_recipe, _VIEW[gemm, operand])
-            lines.append(" " * indent + f"{values}, {scale} = {quantized}")
+            if (gemm, operand) != (Gemm.FPROP, Operand.WEIGHT):
+                quantized = self._quantized(operand_recipe, _VIEW[gemm, operand])
+                lines.append(" " * indent + f"{values}, {scale} = {quantized}")
             operands += values, f"{scale}[:1]" if operand_recipe.reads_first_scale else scale
         return (*lines, " " * indent + result + gemm_call(gemm, recipe, operands, dtype, counter_id))
 
@@ -323,20 +293,3 @@ class Recipes:
             self.requantize_transpose = self._names.unique("requantize_transpose")
         quantized = call(self.quantizer(recipe.source), [view.removesuffix(".t()")])
         return call(self.requantize_transpose, [f"*{quantized}"])
-
-    def _frozen_lines(self, recipe: GemmRecipe) -> tuple[str, ...]:
-        """Lines that quantize x and multiply it with the frozen weight."""
-        quantized = call(self.quantizer(recipe.operands[0]), ["x.reshape(-1, x.shape[-1])"])
-        operands = ["x_fp8", "x_scale", "weight", "scale"]
-        product = gemm_call(Gemm.FPROP, recipe, operands, "dtype", "counter_id")
-        return f"    x_fp8, x_scale = {quantized}", f"    y = {product}"
-
-    def _bias_of(self, name: str) -> str:
-        seen = self._bias[name]
-        return "sometimes" if len(seen) == 2 else "always" if True in seen else "never"
-
-
-def _header(name: str, weight: tuple[str, ...], bias: str) -> str:
-    kind = {"always": "Tensor", "never": "None", "sometimes": "Tensor | None"}[bias]
-    items = ["x: Tensor", *(f"{part}: Tensor" for part in weight), f"bias: {kind}", "counter_id: int"]
-    return f"def {call(name, items)} -> Tensor:"

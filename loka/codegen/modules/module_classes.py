@@ -1,12 +1,13 @@
-"""The module class of each binding, and its class with frozen weights for inference."""
+"""The module class of each binding."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from loka.codegen.chains.chain_calls import or_frozen
 from loka.codegen.chains.chain_shapes import ChainShape, StageShape, fits
-from loka.codegen.chains.static_operands import StaticOperand, operands, static_operand, without_maxima
+from loka.codegen.chains.static_operands import OPERANDS, StaticOperand, static_operand, without_maxima
 from loka.codegen.chains.static_operands import arguments as known_arguments
 from loka.codegen.layout import call, formatted, literal, tuple_of
 from loka.codegen.modules.forward_body import INDENT, ForwardBody, PackageKernels
@@ -26,18 +27,17 @@ class ModuleView:
     docstring: str
     header: str  # def forward(...) -> ...:
     body: tuple[str, ...]
-    quantize: tuple[str, ...] = ()  # the lines of quantize; () in a class for training
+    quantized: str = ""  # the FP8 weights by site, which mode "infer" keeps; "" if there are none
     known: tuple[str, ...] = ()  # the lines that declare operands with static scales
 
 
 @dataclass(frozen=True, slots=True)
 class BoundView:
-    """The two classes of one binding, and the FP8 GEMMs of its sites."""
+    """The class of one binding, and the FP8 GEMMs of its sites."""
 
     binding: PlannedBinding
-    train: ModuleView
-    # None if no fprop is in FP8 and no kernel fuses anything; then `train` if mods rewrote the forward.
-    infer: ModuleView | None
+    module: ModuleView
+    infer: bool  # also for inference: an fprop is in FP8, a kernel fuses something, or mods rewrote the forward
     gemms: tuple[tuple[str, ...], ...]
     kernels: tuple[tuple[tuple[str, ...], ...], ...] = ()  # for each of `gemms`; () if all are torch.scaled_mm
 
@@ -53,18 +53,17 @@ class ModuleWriter:
     imports: set[str] = field(default_factory=set)
 
     def bound(self, binding: PlannedBinding) -> BoundView:
-        """The classes of one binding. Raises LokaError if the plan contradicts itself."""
-        name = self.class_names.unique(class_name(binding.modules, binding.module_type, binding.name), ("Frozen",))
+        """The class of one binding. Raises LokaError if the plan contradicts itself."""
+        name = self.class_names.unique(class_name(binding.modules, binding.module_type, binding.name))
         plans = self._site_plans(binding)
         gemms = tuple(tuple(gemm.gemm.value for gemm in plan.gemms if gemm.fp8) for plan in plans)
         write = self._linear if binding.kind is BindingKind.LINEAR else self._forward
-        train, fuses = write(binding, name, plans, False)
-        frozen = fuses or any("fprop" in names for names in gemms)
+        module, fuses = write(binding, name, plans)
         rewritten = binding.forward is not None and bool(binding.forward.rewritten)
-        infer = write(binding, f"{name}Frozen", plans, True)[0] if frozen else train if rewritten else None
+        infer = fuses or rewritten or any("fprop" in names for names in gemms)
         kernels = tuple(tuple(gemm.kernels for gemm in plan.gemms if gemm.fp8) for plan in plans)
         usual = all(each == (SCALED_MM.name,) for site in kernels for each in site)
-        return BoundView(binding, train, infer, gemms, () if usual else kernels)
+        return BoundView(binding, module, infer, gemms, () if usual else kernels)
 
     def _site_plans(self, binding: PlannedBinding) -> tuple[SitePlan, ...]:
         """The plans of the first module's sites. Raises LokaError if other modules have other recipes."""
@@ -86,81 +85,74 @@ class ModuleWriter:
             raise LokaError(f"the binding {binding.name!r} mixes recipes. This is a fault in LoKA: please report it.")
         return found[0]
 
-    def _linear(
-        self, binding: PlannedBinding, name: str, plans: tuple[SitePlan, ...], frozen: bool
-    ) -> tuple[ModuleView, bool]:
+    def _linear(self, binding: PlannedBinding, name: str, plans: tuple[SitePlan, ...]) -> tuple[ModuleView, bool]:
         """The class of a single linear, and False: it fuses nothing."""
         (plan,) = plans
         recipe = site_recipe(plan)
         bias = "self.bias" if any(path == "bias" for path, _ in binding.shapes) else None
-        weight = ["self.loka_weight_0", "self.loka_scale_0"] if frozen else ["self.weight"]
+        freezes = recipe.fprop is not None
+        weight = or_frozen(0, "self.weight") if freezes else "self.weight"
         chained = recipe.operands.is_chain and fits(plan)
         known = chained and recipe.operands.is_static
         if chained:
             plain = without_maxima(recipe) if known else recipe
             shape = ChainShape((StageShape(plan.site.k, plan.site.n, bias is not None, plain),))
-            found = layers(binding.sites, snake(name.removesuffix("Frozen")))
-            kernel = self.kernels.chains.function(shape, found, frozen)
-            static = known_arguments(0, frozen) if known else []
-            operands_of = [tuple_of([*weight, *([bias] if bias else []), *static])]
+            found = layers(binding.sites, snake(name))
+            kernel = self.kernels.chains.function(shape, found)
+            static = known_arguments(0) if known else []
+            operands = [tuple_of([weight, *([bias] if bias else []), *static])]
         else:
-            kernel = self.kernels.linear(recipe, bias is not None, frozen)
-            operands_of = [*weight, bias or "None"]
-        product = call(f"{self.kernels.module}.{kernel}", ("x", *operands_of, "self.loka.counter_id(0)"))
+            kernel = self.kernels.recipes.linear(recipe)
+            operands = [weight, bias or "None"]
+        product = call(f"{self.kernels.module}.{kernel}", ("x", *operands, "self.loka.counter_id(0)"))
         view = ModuleView(
             name,
-            self._docstring(binding, plans, frozen),
+            self._docstring(binding, plans),
             "def forward(self, x: Tensor) -> Tensor:",
             (" " * INDENT + f"return {product}",),
-            self._quantize_lines(((plan, "self.weight"),)) if frozen else (),
-            _known_lines([static_operand(0, operand, recipe) for operand in operands(frozen)] if known else ()),
+            self._quantized(plans, {0: "self.weight"} if freezes else {}),
+            _known_lines([static_operand(0, operand, recipe) for operand in OPERANDS] if known else ()),
         )
         return view, False
 
-    def _forward(
-        self, binding: PlannedBinding, name: str, plans: tuple[SitePlan, ...], frozen: bool
-    ) -> tuple[ModuleView, bool]:
+    def _forward(self, binding: PlannedBinding, name: str, plans: tuple[SitePlan, ...]) -> tuple[ModuleView, bool]:
         """The class of a straight-line forward, and True if kernels fuse operations around native GEMMs."""
         if binding.forward is None:
             raise LokaError(f"the binding {binding.name!r} has no forward. This is a fault in LoKA: please report it.")
-        body = ForwardBody(self.kernels, binding.forward, binding, name, plans, frozen)
+        body = ForwardBody(self.kernels, binding.forward, binding, name, plans)
         self.imports |= body.imports
         view = ModuleView(
             name,
-            self._docstring(binding, plans, frozen),
+            self._docstring(binding, plans),
             forward_header(binding.forward, body.arguments),
             tuple(body.lines),
-            self._quantize_lines(body.frozen_weights) if frozen else (),
+            self._quantized(plans, body.freezable),
             _known_lines([static_operand(*place, site_recipe(plans[place[0]])) for place in body.known]),
         )
         return view, body.fuses
 
-    def _quantize_lines(self, weights: Sequence[tuple[SitePlan, str | None]]) -> tuple[str, ...]:
-        """`return (kernels.e4m3_rowwise(self.weight), None, ...)`, one item for each site."""
+    def _quantized(self, plans: Sequence[SitePlan], weights: Mapping[int, str]) -> str:
+        """`{0: kernels.e4m3_rowwise(self.weight), ...}`, the weights that can be frozen by site; "" without any."""
         items = []
-        for plan, weight in weights:
-            recipe = site_recipe(plan).fprop
-            if weight is None or recipe is None:
-                items.append("None")
-            else:
-                quantizer = f"{self.kernels.module}.{self.kernels.recipes.quantizer(recipe.operands[1])}"
-                items.append(call(quantizer, [formatted(weight)]))
-        return (" " * INDENT + f"return {tuple_of(items)}",)
+        for site, weight in sorted(weights.items()):
+            recipe = site_recipe(plans[site]).fprop
+            if recipe is None:
+                raise LokaError(f"site {site} has no FP8 weight. This is a fault in LoKA: please report it.")
+            quantizer = f"{self.kernels.module}.{self.kernels.recipes.quantizer(recipe.operands[1])}"
+            items.append(f"{site}: {call(quantizer, [formatted(weight)])}")
+        return "{" + ", ".join(items) + "}" if items else ""
 
-    def _docstring(self, binding: PlannedBinding, plans: tuple[SitePlan, ...], frozen: bool) -> str:
+    def _docstring(self, binding: PlannedBinding, plans: tuple[SitePlan, ...]) -> str:
         """The class's docstring: its modules, their sizes, and the recipe of each GEMM."""
-        modules = f"{listed(binding.modules)}: {shown(binding.module_type)}" + (
-            ", its weights frozen" if frozen else ""
-        )
-        lines = [wrapped(modules + ".", 4, first=6), ""]
+        modules = f"{listed(binding.modules)}: {shown(binding.module_type)}."
+        lines = [wrapped(modules, 4, first=6), ""]
         if binding.forward is not None and binding.forward.inlined:
             lines += ["    " + wrapped(f"With the forward of {listed(binding.forward.inlined, most=8)}.", 4), ""]
         if binding.forward is not None and binding.forward.rewritten:
             lines += [f"    Rewritten by {listed(binding.forward.rewritten)}: the same function to rounding.", ""]
         for index, plan in enumerate(plans):
-            runs = describe(_only_fprop(plan)) if frozen else describe(plan)
             name = "" if binding.kind is BindingKind.LINEAR else f"{shown(plan.site.name)}: "
-            text = f"{name}{self._sizes(binding, index)}; {runs}."
+            text = f"{name}{self._sizes(binding, index)}; {describe(plan)}."
             lines.append("    " + wrapped(text, 4, hanging=4))
         return "\n".join(lines if plans else lines[:-1])
 
@@ -183,7 +175,3 @@ def _known_lines(found: Sequence[StaticOperand]) -> tuple[str, ...]:
 
 def _decisions(plan: SitePlan) -> tuple[object, ...]:
     return tuple((gemm.gemm, gemm.operands, gemm.accumulation, gemm.kernel, gemm.m_buckets) for gemm in plan.gemms)
-
-
-def _only_fprop(plan: SitePlan) -> SitePlan:
-    return SitePlan(plan.site, tuple(gemm for gemm in plan.gemms if gemm.gemm == "fprop"), {})

@@ -25,11 +25,10 @@ class RegionView:
 
 @dataclass(frozen=True, slots=True)
 class RegionLinear:
-    """Replacement of a region's GEMM: the wrapper, whether its weight is frozen, and its name in docstrings."""
+    """Replacement of a region's GEMM: the wrapper, and whether its weight is an argument, as one that is frozen is."""
 
     function: str
-    frozen: bool
-    said: str
+    takes_weight: bool
 
 
 class Regions:
@@ -44,28 +43,29 @@ class Regions:
     def function(
         self, region: Region, statements: Sequence[Statement], linear: RegionLinear
     ) -> tuple[str, tuple[Ref, ...]]:
-        """The name of the function for a region, and its arguments before weight, scale and counter_id."""
-        reads = outside_reads(statements, linear.frozen)
+        """The name of the function for a region, and its arguments before the weight and counter_id."""
+        reads = outside_reads(statements, linear.takes_weight)
         neutral = _Outline(statements, reads, linear, lambda ref, number: f"p{number}", lambda number: f"v{number}")
         key = tuple(neutral.body)
         if key not in self._functions:
             outline = _Outline(statements, reads, linear, _parameter_name, lambda number: statements[number].target)
-            name = self._names.unique(_function_name(region) + ("_frozen" if linear.frozen else ""))
+            name = self._names.unique(_function_name(region))
             self._functions[key] = name
             self.imports |= outline.imports
-            said = " -> ".join(linear.said if op is None else op for op in _said_ops(region, statements))
+            said = linear.function.replace("_", " ")
+            said = " -> ".join(said if op is None else op for op in _said_ops(region, statements))
             docstring = wrapped(said + ".", _INDENT, first=6)
             self.views.append(RegionView(_header(name, outline.parameters), docstring, tuple(outline.body)))
         return self._functions[key], reads
 
 
-def outside_reads(statements: Sequence[Statement], frozen: bool) -> tuple[Ref, ...]:
-    """Values that the statements read but do not set, each once, in order; without a frozen weight."""
+def outside_reads(statements: Sequence[Statement], takes_weight: bool) -> tuple[Ref, ...]:
+    """Values that the statements read but do not set, each once, in order; without a weight that is an argument."""
     inside: set[str] = set()
     reads: dict[Ref, None] = {}
     for statement in statements:
         call = statement.call
-        read = statement.operands if call is None or not frozen else refs_in(call.x, call.bias)
+        read = statement.operands if call is None or not takes_weight else refs_in(call.x, call.bias)
         for ref in read:
             if ref.kind is not RefKind.LOCAL or ref.text not in inside:
                 reads.setdefault(ref)
@@ -93,7 +93,8 @@ def _said_ops(region: Region, statements: Sequence[Statement]) -> list[str | Non
 
 
 def _header(name: str, parameters: Sequence[str]) -> str:
-    typed = [f"{parameter}: {'int' if parameter == 'counter_id' else 'Tensor'}" for parameter in parameters]
+    types = {"counter_id": "int", "weight": "dispatch.Weight"}
+    typed = [f"{parameter}: {types.get(parameter, 'Tensor')}" for parameter in parameters]
     return f"def {call(name, typed)} -> Tensor:"
 
 
@@ -108,7 +109,8 @@ class _Outline:
         parameter: Callable[[Ref, int], str],
         target: Callable[[int], str],
     ) -> None:
-        self._scope = statement_text.NameScope(("weight", "scale", "counter_id") if linear.frozen else ("counter_id",))
+        own = ["weight", "counter_id"] if linear.takes_weight else ["counter_id"]
+        self._scope = statement_text.NameScope(("weight", "counter_id"))
         self._attributes: dict[str, str] = {}
         self._linear = linear
         self.parameters: list[str] = []
@@ -116,7 +118,7 @@ class _Outline:
             name = self._scope.names.unique(parameter(ref, number))
             self.parameters.append(name)
             (self._scope.local if ref.kind is RefKind.LOCAL else self._attributes)[ref.text] = name
-        self.parameters += ["weight", "scale", "counter_id"] if linear.frozen else ["counter_id"]
+        self.parameters += own
         self.body: list[str] = []
         self.imports: set[str] = set()
         for number, statement in enumerate(statements):
@@ -147,14 +149,14 @@ class _Outline:
         """The text of a name: attributes of the module are parameters."""
         if ref.kind is RefKind.ATTRIBUTE:
             return self._attributes.get(ref.text, ref.text)
-        # A local that only the frozen weight reads is no parameter; the expression of that weight is not used then.
-        return self._scope.local.get(ref.text, "_") if self._linear.frozen else self._scope.read(ref.text)
+        # A local that only the weight reads is no parameter; the expression of that weight is not used then.
+        return self._scope.local.get(ref.text, "_") if self._linear.takes_weight else self._scope.read(ref.text)
 
     def _product(self, site_call: SiteCall) -> str:
         """The call of the FP8 linear, with the model's change of view."""
         parts = statement_text.linear_text(site_call, self._name)
-        weight = ["weight", "scale"] if self._linear.frozen else [parts.weight]
-        product = call(self._linear.function, map(formatted, [parts.x, *weight, parts.bias or "None", "counter_id"]))
+        weight = "weight" if self._linear.takes_weight else parts.weight
+        product = call(self._linear.function, map(formatted, [parts.x, weight, parts.bias or "None", "counter_id"]))
         if site_call.out == PRODUCT:
             return product
         name = self._scope.names.unique("product")

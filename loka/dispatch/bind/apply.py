@@ -88,7 +88,7 @@ def _bound(
     if unplanned and strict:
         raise BindError(f"{package} does not know all of this model, which is left as it was:", [unplanned])
     # Do everything that can fail before the first module changes.
-    derived = [(match, derive(match.generated, type(match.module))) for match in matches]
+    derived = [(match, derive(match.binding.bound, type(match.module), mode == "infer")) for match in matches]
     prepared = [(match, bound_class, frozen(bound_class, match.module)) for match, bound_class in derived]
     bound = []
     try:
@@ -101,7 +101,7 @@ def _bound(
             unbind(match.module)
         raise
     register_flop_formulas()
-    keep_from_ddp(root, [name for match in matches for name in names_in(match.name, match.generated.loka_known)])
+    keep_from_ddp(root, [name for match in matches for name in names_in(match.name, match.binding.bound.loka_known)])
     return tuple(bound), unplanned
 
 

@@ -77,8 +77,8 @@ class CallCounters:
 class Bound(nn.Module):
     """Base of every generated module class. `derive` puts it in front of a module's own class.
 
-    A generated class defines `forward`, and for frozen weights `quantize`, which returns the FP8 weight and its scales
-    (or None) for each site in order; they become the buffers `loka_weight_i` and `loka_scale_i`.
+    A generated class defines `forward`, and if mode "infer" freezes weights `loka_quantized`, which returns the FP8
+    weight and its scales by site; they become the buffers `loka_weight_i` and `loka_scale_i`.
     """
 
     loka: CallCounters
@@ -87,6 +87,14 @@ class Bound(nn.Module):
     # Set on each derived class by `derive`.
     loka_generated: type[Bound]
     loka_original: type[nn.Module]
+    loka_is_frozen: bool  # its weights are frozen
+
+    def loka_frozen(self, site: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The FP8 weight of a site and its scales if weights are frozen; None if each call quantizes the Parameter."""
+        if not self.loka_is_frozen:
+            return None
+        weight, scale = frozen_names(site)
+        return getattr(self, weight), getattr(self, scale)
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         # Overrides FSDPModule.__new__, which expects the user's class at a fixed position in the MRO.
@@ -111,15 +119,13 @@ class Bound(nn.Module):
                 f"{type_name(derived.loka_original)} pickles in a way of its own (__reduce__), which a bound module "
                 "cannot follow: remove the patch before copying or saving the whole model, or save its state_dict"
             )
-        state = without_frozen(reduced[2]) if is_frozen_class(derived.loka_generated) else reduced[2]
-        return _rebuild, (derived.loka_generated, derived.loka_original), state, *reduced[3:]
+        state = without_frozen(reduced[2]) if derived.loka_is_frozen else reduced[2]
+        return _rebuild, (derived.loka_generated, derived.loka_original, derived.loka_is_frozen), state, *reduced[3:]
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        generated = derived_class(type(self)).loka_generated
-        if is_frozen_class(generated):
-            freeze(self)
-        renew_overflow_stats(self, generated.loka_known)
+        freeze(self)
+        renew_overflow_stats(self, self.loka_known)
 
     def __copy__(self) -> Self:
         inherited = getattr(super(), "__copy__", None)
@@ -131,8 +137,7 @@ class Bound(nn.Module):
             copied.__setstate__({**state, "loka": self.loka.copy()})
         if copied.loka is self.loka:
             copied.loka = self.loka.copy()
-            if is_frozen_class(derived_class(type(self)).loka_generated):
-                freeze(copied)
+            freeze(copied)
         return copied  # type: ignore[no-any-return]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
@@ -141,9 +146,8 @@ class Bound(nn.Module):
         If FSDP has split the weights that they were made from, they are moved unchanged.
         Static scales are created again for the same reason; overflow statistics are moved.
         """
-        generated = derived_class(type(self)).loka_generated
-        frozen = drop_frozen(self) if is_frozen_class(generated) else {}
-        records = drop_static_scales(self, generated.loka_known)
+        frozen = drop_frozen(self)
+        records = drop_static_scales(self, self.loka_known)
         try:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
             return self
@@ -152,18 +156,20 @@ class Bound(nn.Module):
                 device = next(self.parameters()).device
                 for name, buffer in frozen.items():
                     self.register_buffer(name, buffer.to(device), persistent=False)
-            elif is_frozen_class(generated):
+            else:
                 freeze(self)
-            set_static_scales(self, generated.loka_known, records)
+            set_static_scales(self, self.loka_known, records)
 
     def extra_repr(self) -> str:
         bound = "; ".join(f"{site}: {' '.join(self.loka.planned(index))}" for index, site in enumerate(self.loka.sites))
-        kind = ", frozen" if is_frozen_class(derived_class(type(self)).loka_generated) else ""
+        kind = ", frozen" if self.loka_is_frozen else ""
         return ", ".join(part for part in (super().extra_repr(), f"fp8{kind} [{bound}]") if part)
 
 
-def derive(generated: type[Bound], original: type[nn.Module]) -> type[Bound]:
+def derive(generated: type[Bound], original: type[nn.Module], frozen: bool) -> type[Bound]:
     """A class for one module: `generated` in front of `original`, with its own copy of forward's code object.
+
+    `frozen`: weights that the generated class can freeze are frozen.
 
     torch.compile caches by code object. With a shared one, layers that are compiled one by one would count as
     recompilations of the first, because their counter ids differ, and hit the limit of eight.
@@ -173,14 +179,13 @@ def derive(generated: type[Bound], original: type[nn.Module]) -> type[Bound]:
         "__doc__": generated.__doc__,
         "loka_generated": generated,
         "loka_original": original,
+        "loka_is_frozen": frozen and hasattr(generated, "loka_quantized"),
     }
     forward = own_function(generated.forward)
-    if is_frozen_class(generated):
+    if namespace["loka_is_frozen"]:
         namespace["loka_forward"] = forward
         forward = own_function(_frozen_forward)
         forward.__signature__ = inspect.signature(generated.forward)
-        if hasattr(original, "quantize"):  # keep the user's method of that name
-            namespace["quantize"] = original.quantize
     namespace["forward"] = forward
     return type(original.__name__, (generated, original), namespace)
 
@@ -215,19 +220,14 @@ def shown_type(cls: type) -> str:
     return f"{cls.__qualname__} defined in the script that runs, {script_file() or 'which is no file'}"
 
 
-def is_frozen_class(generated: type[Bound]) -> bool:
-    """True if a generated class uses frozen weights."""
-    return hasattr(generated, "quantize")
-
-
 def frozen(bound: type, module: nn.Module) -> Frozen | None:
-    """The weights of a module, quantized as the class made by `derive` keeps them; None in mode "train"."""
-    generated = derived_class(bound).loka_generated
-    return quantize(generated.quantize, module) if is_frozen_class(generated) else None  # type: ignore[attr-defined]
+    """The weights of a module, quantized as the class made by `derive` keeps them; None if it does not."""
+    derived = derived_class(bound)
+    return quantize(derived.loka_quantized, module) if derived.loka_is_frozen else None  # type: ignore[attr-defined]
 
 
 def freeze(module: Bound) -> None:
-    """Quantize the weights of a module, and keep them."""
+    """Quantize the weights of a module, and keep them; no effect if they are not frozen."""
     made = frozen(type(module), module)
     if made is not None:
         set_frozen(module, made)
@@ -235,7 +235,7 @@ def freeze(module: Bound) -> None:
 
 def refresh(module: Bound) -> None:
     """Quantize one module's frozen weights again. Raises BindError if this process has only a part of them."""
-    if is_frozen_class(derived_class(type(module)).loka_generated):
+    if module.loka_is_frozen:
         if is_split(module):
             raise BindError(
                 f"{', '.join(module.loka.sites)}: FSDP has split the weights since apply, so that they "
@@ -252,10 +252,10 @@ def stale_sites(module: Bound) -> tuple[str, ...]:
     """
     made = None if is_split(module) else frozen(type(module), module)
     stale = []
-    for index, pair in enumerate(made.pairs if made is not None else ()):
-        kept = tuple(module._buffers[name] for name in frozen_names(index)) if pair is not None else ()
-        if not all(_same_bits(now, then) for now, then in zip(pair or (), kept, strict=True)):
-            stale.append(module.loka.sites[index])
+    for site, pair in made.pairs.items() if made is not None else ():
+        kept = [module._buffers[name] for name in frozen_names(site)]
+        if not all(_same_bits(now, then) for now, then in zip(pair, kept, strict=True)):
+            stale.append(module.loka.sites[site])
     return tuple(stale)
 
 
@@ -342,17 +342,16 @@ def _refuse_gradients(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
     )
 
 
-def _rebuild(generated: type[Bound], original: type[nn.Module]) -> Bound:
+def _rebuild(generated: type[Bound], original: type[nn.Module], frozen: bool) -> Bound:
     """An empty bound module, for pickle and copy to fill; calls no user code."""
-    return object.__new__(derive(generated, original))
+    return object.__new__(derive(generated, original, frozen))
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
     """A generated class and its modules, which share type, shapes and recipes."""
 
-    train: type[Bound]
-    infer: type[Bound] | None  # None: the modules stay unchanged for inference
+    bound: type[Bound]
     replaces: str  # type of the modules: "torch.nn.modules.linear.Linear"
     inlined: tuple[str, ...]  # children, relative to each module, whose forward is part of the generated one
     modules: tuple[str, ...]  # qualified names; "" is the model itself
@@ -362,6 +361,7 @@ class Binding:
     # For each site of a module and each of its `gemms`, the permitted kernels; () if all are torch.scaled_mm.
     kernels: tuple[tuple[tuple[str, ...], ...], ...] = ()
     fingerprint: Fingerprint | None = None  # of the module's own forward; None for a plain nn.Linear
+    infer: bool = True  # False: the modules stay unchanged for inference, in which nothing would be in FP8 or fused
 
     def in_mode(self, mode: str) -> tuple[dict[str, tuple[str, ...]], ...]:
         """For each site of a module: FP8 GEMM in this mode -> planned kernels."""

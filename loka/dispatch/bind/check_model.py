@@ -34,13 +34,12 @@ _HOOKS = {
 
 @dataclass(frozen=True, slots=True)
 class ModuleMatch:
-    """A module of the live model and its generated class."""
+    """A module of the live model and its binding."""
 
     name: str
     module: nn.Module
     binding: Binding
     sites: tuple[str, ...]
-    generated: type[Bound]
 
 
 @dataclass(slots=True)
@@ -75,8 +74,7 @@ def match_modules(root: nn.Module, bindings: Sequence[Binding], mode: str) -> tu
     names: list[str] = []
     taken, check = _inlined_already(root), ForwardCheck(AGAIN)
     for binding in bindings:
-        generated = binding.train if mode == "train" else binding.infer
-        if generated is None:
+        if mode == "infer" and not binding.infer:
             continue
         for name, sites in zip(binding.modules, binding.sites, strict=True):
             try:
@@ -101,7 +99,7 @@ def match_modules(root: nn.Module, bindings: Sequence[Binding], mode: str) -> tu
             found = list(_problems(module, binding, mode, check))
             problems += [f"{shown(name)}: {problem}" for problem in found]
             if not found:
-                matches.append(ModuleMatch(name, module, binding, sites, generated))
+                matches.append(ModuleMatch(name, module, binding, sites))
     for match in matches:
         for child in match.binding.inlined:
             if (bound := seen.get(id(match.module.get_submodule(child)))) is not None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-Pairs = tuple[tuple[Tensor, Tensor] | None, ...]
+Pairs = dict[int, tuple[Tensor, Tensor]]
 # What an eager call compares for one Parameter, in a microsecond for three: where it is, its address and its version.
 Mark = tuple[dict[str, nn.Parameter | None], str, int, int | None]
 
@@ -55,14 +55,14 @@ class FrozenSource:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frozen:
-    """The quantized weights of a module: for each site the FP8 weight and its scales, or None."""
+    """The quantized weights of a module: by site the FP8 weight and its scales."""
 
     pairs: Pairs
     sources: tuple[FrozenSource, ...]
 
 
 def quantize(method: Callable[[nn.Module], Pairs], module: nn.Module) -> Frozen:
-    """Quantize the weights of `module` by a generated class's `quantize`, without storing them."""
+    """Quantize the weights of `module` by a generated class's `loka_quantized`, without storing them."""
     seen = _ParametersRead(module)
     # In guards, where compiled calls quantize anew, Dynamo has switched torch functions off.
     with torch._C._EnableTorchFunction(), torch.inference_mode(False), torch.no_grad(), seen:
@@ -106,10 +106,8 @@ def frozen_names(index: int) -> tuple[str, str]:
 
 def set_frozen(module: Any, frozen: Frozen) -> None:
     """Store frozen weights as non-persistent buffers, in existing ones if possible, since CUDA graphs read them."""
-    for index, pair in enumerate(frozen.pairs):
-        if pair is None:
-            continue
-        for name, value in zip(frozen_names(index), pair, strict=True):
+    for site, pair in frozen.pairs.items():
+        for name, value in zip(frozen_names(site), pair, strict=True):
             buffer = module._buffers.get(name)
             if buffer is not None and same_kind(buffer, value):
                 with torch.inference_mode(False), torch.no_grad():

@@ -44,7 +44,6 @@ def test_an_mlp_is_one_chain_in_fp8_and_trains(make: Make) -> None:
         assert found[f"layers.{layer}.fmb.0"].region == ("layer_norm", "linear", "layer_norm", "silu")
         assert (found[f"layers.{layer}.fmb.6"].region, found[f"layers.{layer}.fmb.6"].region_note) == ((), "")
     assert "kernels.layers_fmb(" in files["modules.py"]
-    assert "kernels.layers_fmb_frozen(" in files["modules.py"]
     said = chains.functions(files["kernels.py"])["layers_fmb"]
     assert said.startswith("layer_norm -> linear -> layer_norm -> silu ->")
     assert said.count("weight_") == 3

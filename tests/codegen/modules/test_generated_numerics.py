@@ -204,14 +204,10 @@ class Cross(nn.Module):
 
 def quantized(model: nn.Module, x: Tensor, binding: dispatch.Binding, mode: str) -> Tensor:
     """What a generated forward gives, called on the module as it is, with counts of its own."""
-    generated = binding.train if mode == "train" else binding.infer
-    assert generated is not None
     model.loka = dispatch.CallCounters(binding.sites[0], binding, mode)
-    if mode == "infer":
-        for index, pair in enumerate(generated.quantize(model)):
-            setattr(model, f"loka_weight_{index}", pair[0])
-            setattr(model, f"loka_scale_{index}", pair[1])
-    return generated.forward(model, x)
+    frozen = binding.bound.loka_quantized(model) if mode == "infer" else {}
+    model.loka_frozen = lambda site: frozen.get(site)
+    return binding.bound.forward(model, x)
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
@@ -248,7 +244,7 @@ def test_without_rounding_it_is_the_same_function(
 def test_compiles_as_one_graph(forwards: ModuleType) -> None:
     torch.manual_seed(0)
     model, x = Tower(), torch.randn(8, 48, requires_grad=True)
-    generated = forwards.BINDINGS[0].train
+    generated = forwards.BINDINGS[0].bound
     eager = quantized(model, x, forwards.BINDINGS[0], "train")
     (expected,) = torch.autograd.grad(eager.square().sum(), x)
     compiled = torch.compile(lambda value: generated.forward(model, value), fullgraph=True, backend="aot_eager")

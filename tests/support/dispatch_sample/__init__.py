@@ -22,8 +22,7 @@ ALL = ("fprop", "dgrad", "wgrad")
 def linears(*names, shape=(32, 32), gemms=ALL, bias=True, replaces=nn.Linear):
     """A binding of plain linears, or of a class derived from nn.Linear."""
     return dispatch.Binding(
-        train=modules.Linear,
-        infer=modules.LinearFrozen,
+        bound=modules.Linear,
         replaces=f"{replaces.__module__}.{replaces.__qualname__}",
         inlined=(),
         modules=names,
@@ -36,8 +35,7 @@ def linears(*names, shape=(32, 32), gemms=ALL, bias=True, replaces=nn.Linear):
 def blocks(*names, planned=None):
     """A binding of owners whose forward is generated; `planned`: with the fingerprint of their own."""
     return dispatch.Binding(
-        train=modules.Block,
-        infer=modules.BlockFrozen,
+        bound=modules.Block,
         replaces="tests.support.models.dispatch_models.Block",
         fingerprint=planned,
         inlined=("up", "up.0"),
@@ -48,11 +46,11 @@ def blocks(*names, planned=None):
     )
 
 
-def around(train, sites=("",), gemms=(("fprop",),)):
+def around(bound, sites=("",), gemms=(("fprop",),)):
     """A binding of a model that is an nn.Sequential itself."""
     return dispatch.Binding(
-        train=train,
-        infer=None,
+        bound=bound,
+        infer=False,
         replaces="torch.nn.modules.container.Sequential",
         inlined=(),
         modules=("",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from loka.dispatch import output_dtype, scaled_mm
+from loka.dispatch import Weight, linear, scaled_mm
 
 STAMP = "0" * 64
 
@@ -21,12 +21,15 @@ class LinearE4m3Rowwise(torch.autograd.Function):
     """y = x @ weight.T with all three GEMMs in e4m3, rowwise."""
 
     @staticmethod
+    def product(x, weight, scale, out_dtype, counter_id):
+        xq, xs = e4m3_rowwise(x)
+        return scaled_mm(xq, xs, weight, scale, "rowwise", "rowwise", out_dtype, False, counter_id)
+
+    @staticmethod
     def forward(ctx, x, weight, out_dtype, counter_id):
         ctx.save_for_backward(x, weight)
         ctx.counter_id = counter_id
-        xq, xs = e4m3_rowwise(x)
-        wq, ws = e4m3_rowwise(weight)
-        return scaled_mm(xq, xs, wq, ws, "rowwise", "rowwise", out_dtype, False, counter_id)
+        return LinearE4m3Rowwise.product(x, *e4m3_rowwise(weight), out_dtype, counter_id)
 
     @staticmethod
     def backward(ctx, dy):
@@ -43,21 +46,6 @@ class LinearE4m3Rowwise(torch.autograd.Function):
         return dx, dw, None, None
 
 
-def linear_e4m3_rowwise(x: Tensor, weight: Tensor, bias: Tensor | None, counter_id: int) -> Tensor:
+def linear_e4m3_rowwise(x: Tensor, weight: Weight, bias: Tensor | None, counter_id: int) -> Tensor:
     """F.linear: x (..., K) -> (..., N)."""
-    dtype = output_dtype(x, weight)
-    y = LinearE4m3Rowwise.apply(x.reshape(-1, x.shape[-1]), weight, dtype, counter_id)
-    y = y.reshape(*x.shape[:-1], weight.shape[0])
-    return y if bias is None else y + bias.to(dtype)
-
-
-def linear_e4m3_rowwise_frozen(
-    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, counter_id: int
-) -> Tensor:
-    """F.linear with a weight that was quantized once."""
-    dtype = output_dtype(x)
-    xq, xs = e4m3_rowwise(x.reshape(-1, x.shape[-1]))
-    y = scaled_mm(xq, xs, weight, scale, "rowwise", "rowwise", dtype, False, counter_id).reshape(
-        *x.shape[:-1], weight.shape[0]
-    )
-    return y if bias is None else y + bias.to(dtype)
+    return linear(LinearE4m3Rowwise, x, weight, bias, counter_id)
