@@ -25,11 +25,12 @@ from types import ModuleType
 
 import torch
 
+from benchmarks.replays import time_step
 from benchmarks.study import run_study, tell
 from loka.bench.machine import device_here, require_gpu
 from loka.bench.record.gemm_parts import PreparedCall
 from loka.bench.record.producer_parts import Producers, specs_of
-from loka.bench.timing import LAUNCHES, rotations, size_of, time_step
+from loka.bench.timing import rotations, size_of
 from loka.devices.spec import DeviceSpec, RowLaunch
 from loka.errors import LokaError
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
@@ -53,6 +54,7 @@ PARTS = (
 )
 WIDTHS = (512, 1024, 2048, 4096)
 SWEPT_ROWS, ROWS = (8192, 32768), (2048, 8192, 32768)  # of the sweep; of its best launches and the device's own
+LAUNCHES = 8  # in a graph
 MEASURED_MS = 10  # of replays, after the timer's own warm-up
 MOST_ELEMENTS = 32  # of a row that a thread holds
 FINALISTS = 3

@@ -17,11 +17,12 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
+from benchmarks.cells import Errors, MeasuredStep, decibels
+from benchmarks.replays import time_step
 from benchmarks.variants import Variant, prepare
-from loka.bench.cells import Errors, MeasuredStep, decibels
 from loka.bench.device import WARM_UPS, BenchDevice, float32_products
 from loka.bench.model.whole_step import Example
-from loka.bench.timing import SEED, time_step
+from loka.bench.timing import SEED
 from loka.errors import InputError
 from loka.model.inputs import tensors_in
 from loka.probe.probe import Probe

@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from torch._inductor import config as inductor
 
 from benchmarks.ablation.rows_columns import Column, Unit
+from benchmarks.cells import decibels
 from benchmarks.packages import refuse_nothing
+from benchmarks.replays import Timing, summarise, time_replays
 from benchmarks.steps import peak_mib, user_step
-from loka.bench.cells import decibels
 from loka.bench.device import WARM_UPS, BenchDevice, describe, float32_products
 from loka.bench.model.whole_step import Example, real_model
 from loka.bench.packages import Workshop
 from loka.bench.quality.training import train
 from loka.bench.quality.training_job import job_of
-from loka.bench.timing import Timing, summarise, time_replays
 from loka.dispatch import LokaWarning, Patch
 from loka.dispatch.bind.bind_warnings import fp8_not_expected
 from loka.errors import CheckFailedError

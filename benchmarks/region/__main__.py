@@ -9,13 +9,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.cell_report import METHOD, BenchReport, to_markdown, to_plain, write_files
 from benchmarks.region.region import DEFAULT_SHAPES, Form, Shape, check_shape, parse_shape
 from benchmarks.region.region_run import run_regions
 from benchmarks.study import run_study, tell
 from benchmarks.variants import NAMES, VARIANTS
 from loka.bench.machine import environment, require_gpu
 from loka.bench.options import listed
-from loka.bench.results import METHOD, BenchReport, to_markdown, to_plain, usable_folder, utc_minute, write_files
+from loka.bench.results import usable_folder, utc_minute
 
 ONLY = ("train", "infer")
 PROGRAM = "python -m benchmarks.region"

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from benchmarks.packages import Subject
 from benchmarks.region.region_bound import RooflineChain
+from benchmarks.replays import MEASURED_MS
 from benchmarks.steps import StepWork, make_work
-from loka.bench.timing import MEASURED_MS, SEED
+from loka.bench.timing import SEED
 from loka.errors import InputError
 from loka.mods.norms import BlockNorm
 

@@ -8,14 +8,14 @@ from functools import partial
 
 import torch
 
+from benchmarks.cell_report import Section
+from benchmarks.cells import Cell, MeasuredStep, cell_of
 from benchmarks.packages import BuiltPackage, StudyWorkshop, Subject
 from benchmarks.region.region import Form, Shape, chain_of, subject, work_of
 from benchmarks.region.region_bound import chain_us
 from benchmarks.steps import StepWork, learned, measure
 from benchmarks.variants import BASELINE, SHOWN, Variant
-from loka.bench.cells import Cell, MeasuredStep, cell_of
 from loka.bench.device import describe
-from loka.bench.results import Section
 from loka.bench.roofline import Peaks, peaks_of
 from loka.bench.timing import Progress
 

@@ -23,6 +23,7 @@ BELONGS: Mapping[str, tuple[str, ...]] = {  # option -> options or kinds of benc
     "--batch": ("model",),
     "--rounds": ("model",),
     "--only": ("model",),
+    "--variants": ("model",),
 }
 
 
@@ -34,9 +35,8 @@ def check_options(what: str, given: Collection[str]) -> None:
         if option in given and not set(others) & {*given, what}:
             named = [each if each.startswith("--") else f"loka bench {each}" for each in others]
             raise InputError(f"loka bench: {option} goes with {' or '.join(named)}; add one, or leave {option} out")
-    beside = [other for other in ("--record", "--export") if other in given]
-    if "--variants" in given and beside:
-        raise InputError(f"loka bench: --variants says nothing to {beside[0]}; leave one of the two out")
+    if what == "kernels" and not {"--record", "--export"} & set(given):
+        raise InputError("loka bench kernels: add --record FILE to measure kernels, or --export FILE to write them out")
 
 
 def check_recording(names: Sequence[str], record: Path | None, export: Path | None, target: str) -> None:

@@ -1,4 +1,4 @@
-"""Timing without a device: statistics, rotation, and turns by a clock that is told the time."""
+"""Timing without a device: rotation, and turns by a clock that is told the time."""
 
 from __future__ import annotations
 
@@ -7,57 +7,7 @@ import torch
 
 from loka.bench import device
 from loka.bench.device import KernelSum
-from loka.bench.timing import (
-    LAUNCHES,
-    MEASURED_MS,
-    STEPS,
-    TURN_WARM_UPS,
-    Timing,
-    rotations,
-    size_of,
-    summarise,
-    time_call,
-    time_step,
-    timed_turn,
-)
-from loka.errors import InputError
-from tests.support.bench_device import CpuBench
-
-
-def test_median_and_percentiles() -> None:
-    assert summarise([float(value) for value in range(101)]) == Timing(50.0, 10.0, 90.0, 101)
-    assert summarise([4.0, 1.0, 2.0, 3.0]) == Timing(2.5, pytest.approx(1.3), pytest.approx(3.7), 4)
-    assert summarise([7.0]) == Timing(7.0, 7.0, 7.0, 1)
-
-
-def test_no_samples_are_an_error() -> None:
-    with pytest.raises(InputError, match="no samples"):
-        summarise([])
-
-
-def test_a_step_is_timed_in_microseconds() -> None:
-    ran: list[int] = []
-    bench = CpuBench(replay_ms=[0.1, 0.3, 0.2])
-    timing = time_step(lambda: ran.append(1), 800, bench)
-    assert timing.median_us == pytest.approx(200.0)
-    assert timing.samples == 3
-    assert len(ran) == 3
-    assert bench.measured == [800]
-
-
-def test_calls_rotate_over_all_sets_and_share_the_time() -> None:
-    seen: list[int] = []
-    bench = CpuBench(replay_ms=[1.0])
-    timing = time_call(lambda index: seen.append(index), [(index,) for index in range(3)], bench)
-    assert seen == [0, 1, 2, 0, 1, 2, 0, 1]
-    assert timing.median_us == pytest.approx(1000.0 / LAUNCHES)
-    assert bench.measured == [MEASURED_MS]
-
-
-def test_every_set_is_used_where_there_are_many() -> None:
-    seen: list[int] = []
-    time_call(lambda index: seen.append(index), [(index,) for index in range(20)], CpuBench(replay_ms=[1.0]))
-    assert seen == list(range(20))
+from loka.bench.timing import STEPS, TURN_WARM_UPS, rotations, size_of, timed_turn
 
 
 @pytest.mark.parametrize("size", [1, 1000, 30 * 2**20, 99 * 2**20, 10**10])

@@ -21,8 +21,8 @@ from benchmarks.ablation.ablation_report import (
 from benchmarks.ablation.ablation_targets import FACTORY
 from benchmarks.ablation.ablation_unit import Loss, Mode, UnitOutcome
 from benchmarks.ablation.rows_columns import Column, rows_of
+from benchmarks.replays import Timing
 from loka.bench.machine import Environment
-from loka.bench.timing import Timing
 
 MODS = ("no_bias", "block_norm", "hard_swish", "fuse_interaction")
 EXACT = frozenset({"fuse_interaction"})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cells import MeasuredStep
 from benchmarks.dispatch import dispatch_cases, dispatch_run
 from benchmarks.dispatch.dispatch_bound import bound_us
 from benchmarks.dispatch.dispatch_cases import (
@@ -24,9 +25,8 @@ from benchmarks.dispatch.dispatch_run import AS_COMPILED, Line, read_lines, run_
 from benchmarks.dispatch.dispatch_table import best_words, means, times, to_markdown, variants_of
 from benchmarks.packages import StudyWorkshop
 from benchmarks.region.region import Shape
-from loka.bench.cells import MeasuredStep
+from benchmarks.replays import Timing
 from loka.bench.roofline import peaks_of
-from loka.bench.timing import Timing
 from loka.codegen import render_package
 from loka.codegen.chains import chain_shapes
 from loka.errors import InputError

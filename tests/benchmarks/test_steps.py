@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.cells import Cell, Errors, MeasuredStep
 from benchmarks.packages import BuiltPackage, Learn, StudyWorkshop, Subject
 from benchmarks.region import region_run
 from benchmarks.region.region_run import RegionComparison, compare
+from benchmarks.replays import Timing
 from benchmarks.steps import StepWork, errors_of, learned, make_work, measure, output_gradient, user_step
 from benchmarks.variants import VARIANTS, Variant, prepare
-from loka.bench.cells import Cell, Errors, MeasuredStep
 from loka.bench.model.whole_step import Example
 from loka.bench.peers import PeerMissingError
-from loka.bench.timing import Timing
 from loka.dispatch.dispatch_errors import VerifyError
 from loka.errors import InputError, LokaError
 from tests.support.bench_device import CpuBench

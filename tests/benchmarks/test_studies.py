@@ -20,7 +20,16 @@ from loka.kernels.measurements.lookup import Measurements
 from tests.support.plan.made_recordings import MACHINE, fill, small_recording
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SHARED = ("__init__.py", "packages.py", "steps.py", "study.py", "variants.py")
+SHARED = (
+    "__init__.py",
+    "cell_report.py",
+    "cells.py",
+    "packages.py",
+    "replays.py",
+    "steps.py",
+    "study.py",
+    "variants.py",
+)
 STUDIES = sorted(
     path.stem if path.is_file() else path.name
     for path in BENCHMARKS.iterdir()

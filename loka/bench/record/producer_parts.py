@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from loka.bench.kernel_speed import norm_arguments, requantize_arguments
 from loka.bench.record.check_numbers import LEAST_SUM_DB, Check, check_of, check_values, results_of, spaced
 from loka.bench.record.gemm_parts import DTYPES, PreparedCall
 from loka.bench.timing import SEED
@@ -236,6 +235,28 @@ def with_sums(
 def _in_two(maximum: Callable[..., Any], write: Callable[..., Any], *arguments: Any) -> Any:
     """Call the kernel that finds the maximum, then the one that quantizes with it."""
     return write(*arguments, results_of(maximum(*arguments))[0])
+
+
+def norm_arguments(
+    spec: NormForward | NormBackward, rows: int, device: str = "cuda", dtype: torch.dtype = torch.bfloat16
+) -> tuple[Tensor, ...]:
+    """Arguments of a norm's kernel: matrices (rows, width), vectors (width,) in `dtype`, float32 statistics of x."""
+    matrices = {name: torch.randn(rows, spec.width, device=device, dtype=dtype) for name in ("grad", "x")}
+    x = matrices["x"].float()
+    statistics = {"mean": x.mean(1), "rstd": torch.rsqrt(x.var(1, unbiased=False) + EPS)}
+    vectors = {name: torch.randn(spec.width, device=device, dtype=dtype) for name in ("add", "weight", "bias")}
+    known = {**matrices, **statistics, **vectors}
+    return tuple(known[name] for name in spec.parameters)
+
+
+def requantize_arguments(*sizes: tuple[int, int], device: str = "cuda") -> tuple[Tensor, ...]:
+    """Arguments of `requantize_transpose`: e4m3 values, power-of-two scales and their maximum for each operand."""
+    found: list[Tensor] = []
+    for rows, columns in sizes:
+        values = torch.randn(rows, columns, device=device, dtype=torch.bfloat16).to(torch.float8_e4m3fn)
+        scale = torch.exp2(-torch.randint(0, 4, (rows, 1), device=device).float())
+        found += [values, scale, scale.max().reshape(1)]
+    return tuple(found)
 
 
 def _check_tensorwise(x: Tensor, made: Any) -> Check:

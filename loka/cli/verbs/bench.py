@@ -29,8 +29,7 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[NAME ...]",
-            help="Families of kernels, policies or models of the zoo (default: all), or a file of measurements with "
-            "--export.",
+            help="Policies or models of the zoo (default: all of these), or a file of measurements with --export.",
             show_default=False,
         ),
     ] = None,
@@ -38,8 +37,10 @@ def command(
         str | None,
         typer.Option(help="Of models: train, infer, loop, reduce-overhead, captured, comma-separated. Default: all."),
     ] = None,
-    variants: Annotated[str | None, typer.Option(help="What is compared, comma-separated. Default: all.")] = None,
-    out: Annotated[Path, typer.Option("-o", "--out", help="The folder for the JSON and Markdown.")] = Path(
+    variants: Annotated[
+        str | None, typer.Option(help="Of models: what is compared, comma-separated. Default: all.")
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Of models: the folder for the JSON and Markdown.")] = Path(
         "build/bench"
     ),
     record: Annotated[
@@ -70,7 +71,7 @@ def command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure speed side by side: whole steps of a policy's model, kernels. Record times of kernels."""
+    """Measure whole steps of a policy's model, side by side with other libraries, or record times of kernels."""
     gc.enable()
     from loka.bench.options import check_options
 
@@ -86,19 +87,7 @@ def command(
 
         show_models(ModelRequest(given, variants, only, casting, batch, rounds, seconds), out, as_json)
         return
-    if record is not None or export is not None:
-        _record_and_export(given, record, parts, policy, seconds, jobs, export, target, as_json)
-        return
-    from loka.bench.kernel_speed import run
-    from loka.bench.results import chapters, to_plain, write_files
-
-    report = run(given, variants, out, note)
-    written = write_files(report, out)
-    if as_json:
-        print_json(to_plain(report))
-    else:
-        show(report.command, report.environment, chapters(report), report.notes)
-    note(f"wrote {written[0]} and {written[1]}")
+    _record_and_export(given, record, parts, policy, seconds, jobs, export, target, as_json)
 
 
 def _record_and_export(

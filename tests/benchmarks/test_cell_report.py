@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loka.bench.cells import Cell, Errors
-from loka.bench.machine import Environment
-from loka.bench.results import (
+from benchmarks.cell_report import (
     BenchReport,
     Section,
     details,
@@ -18,10 +16,12 @@ from loka.bench.results import (
     ratio,
     side_by_side,
     to_markdown,
-    usable_folder,
     write_files,
 )
-from loka.bench.timing import Timing
+from benchmarks.cells import Cell, Errors
+from benchmarks.replays import Timing
+from loka.bench.machine import Environment
+from loka.bench.results import usable_folder
 from loka.errors import InputError
 
 HERE = Environment("a device", "0.1.0", "3.12.0", "2.11.0", "13.0", "3.6.0", None, "1.6.0")
@@ -40,7 +40,9 @@ CELLS = (
     Cell("large", "ours", timing(500.0), 600.0, 900.0, Errors(None, None, "")),
 )
 SECTION = Section("both", CELLS, baseline="bf16", shown="ours")
-REPORT = BenchReport("kernels", "loka bench kernels", "2026-11-21T08:12Z", HERE, (SECTION,), ("a note",))
+REPORT = BenchReport(
+    "region", "python -m benchmarks.region", "2026-11-21T08:12Z", HERE, (SECTION,), ("a note",), "a study"
+)
 
 
 def test_ratios_need_a_baseline_that_ran() -> None:
@@ -60,7 +62,7 @@ def test_side_by_side() -> None:
 
 
 def test_side_by_side_without_a_baseline_has_times_alone() -> None:
-    columns, rows = side_by_side(Section("kernels", CELLS))
+    columns, rows = side_by_side(Section("alone", CELLS))
     assert columns == ("us", "bf16", "peer", "ours")
     assert rows == [("small", "100.0", "failed", "50.0"), ("large", "4000", "2000", "500.0")]
 
@@ -83,7 +85,7 @@ def test_files_are_named_after_the_run_and_hold_it(tmp_path: Path) -> None:
     usable_folder(folder)
     assert list(folder.iterdir()) == []
     data, page = write_files(REPORT, folder)
-    assert (data.name, page.name) == ("kernels-2026-11-21T0812.json", "kernels-2026-11-21T0812.md")
+    assert (data.name, page.name) == ("region-2026-11-21T0812.json", "region-2026-11-21T0812.md")
     plain = json.loads(data.read_text())
     assert plain["environment"]["device"] == "a device"
     (section,) = plain["sections"]
@@ -101,5 +103,5 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(InputError, match=r"cannot be written into .*; choose another folder with -o"):
             usable_folder(folder)
-    with pytest.raises(InputError, match=r"kernels-.*json: cannot be written .*; free space, or choose another place"):
+    with pytest.raises(InputError, match=r"region-.*json: cannot be written .*; free space, or choose another place"):
         write_files(REPORT, tmp_path / "file")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loka.bench.cells import Cell, Errors, MeasuredStep, cell_of, decibels
+from benchmarks.cells import Cell, Errors, MeasuredStep, cell_of, decibels
+from benchmarks.replays import Timing
 from loka.bench.device import LONGEST_FAILURE
-from loka.bench.timing import Timing
 
 
 def test_decibels_are_bounded_and_of_finite_signals() -> None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from benchmarks.replays import Timing
 from loka.bench.device import describe
-from loka.bench.timing import Progress, Timing
+from loka.bench.timing import Progress
 
 
 @dataclass(frozen=True, slots=True)
