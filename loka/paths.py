@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -90,18 +91,21 @@ def resolved_path(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def write_file(path: Path, text: str) -> None:
-    """Write a file atomically, creating its directory.
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file, creating its directory: a reader sees the old file or all of the new one, a crash included.
 
     Raises InputError if the directory or file cannot be written, or the path is a device.
     """
+    data = content.encode() if isinstance(content, str) else content
     try:
         place = resolved_path(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(descriptor)
             os.chmod(temporary, 0o666 & ~_umask())
             os.replace(temporary, place)
         except BaseException:
@@ -110,6 +114,17 @@ def write_file(path: Path, text: str) -> None:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: cannot be written ({reason}); free space, or choose another place") from error
+    sync_folder(place.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable, where the file system can; the files are complete in any case."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _umask() -> int:

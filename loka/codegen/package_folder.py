@@ -20,7 +20,7 @@ from pathlib import Path
 
 from loka.codegen.package_text import MANIFEST, text_hash
 from loka.errors import InputError
-from loka.paths import open_plain
+from loka.paths import open_plain, sync_folder
 
 JOURNAL = ".loka-journal.json"
 TEMPORARY = ".loka-tmp"
@@ -127,14 +127,14 @@ def _commit(files: Mapping[str, str], folder: Path, changed: list[str], obsolete
                 (folder / JOURNAL).unlink(missing_ok=True)
             raise
         (folder / MANIFEST).unlink(missing_ok=True)
-        _sync_folder(folder)
+        sync_folder(folder)
         for name in changed[:-1]:
             temporaries[name].replace(folder / name)
         for name in obsolete:
             (folder / name).unlink(missing_ok=True)
-        _sync_folder(folder)
+        sync_folder(folder)
         temporaries[MANIFEST].replace(folder / MANIFEST)
-        _sync_folder(folder)
+        sync_folder(folder)
     finally:
         for path in temporaries.values():
             path.unlink(missing_ok=True)
@@ -162,16 +162,6 @@ def _write_temporary(folder: Path, name: str, text: str) -> Path:
             path.unlink()
         raise
     return path
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make renames durable, if the system supports it."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _remove_temporaries(folder: Path) -> None:

@@ -31,7 +31,7 @@ from loka.errors import InputError
 from loka.kernels.measurements.measurement import MeasuredSet, Measurement, PartSeries, Recorded, choose, digest
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.kernels.measurements.versions import Versions
-from loka.paths import open_plain, resolved_path, shown
+from loka.paths import open_plain, shown, write_file
 
 FORMAT = "loka.measurements"
 VERSION = 2
@@ -262,19 +262,9 @@ def export(
     """
     path = Path(exported)
     measured = read_file(Path(recording), target)
-    try:
-        if path.is_file() and _is_recording(path):
-            raise InputError(f"{path}: a recording stands there, which the export would replace; choose another place")
-        place = resolved_path(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        temporary = place.with_name(f".{place.name}.{os.getpid()}")
-        try:
-            temporary.write_text(to_text(measured, command), encoding="utf-8", newline="\n")
-            temporary.replace(place)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror or error}; choose another place") from error
+    if path.is_file() and _is_recording(path):
+        raise InputError(f"{path}: a recording stands there, which the export would replace; choose another place")
+    write_file(path, to_text(measured, command))
     return measured
 
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import os
-import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +27,7 @@ from torch import Tensor
 
 from loka.errors import InputError
 from loka.numerics.enums import Operand
-from loka.paths import check_replaceable, open_plain, resolved_path
+from loka.paths import check_replaceable, open_plain, write_file
 from loka.probe.profile.profile import Profile, RecordedStats
 from loka.probe.stats.site_stats import (
     JOINT,
@@ -82,13 +80,7 @@ def save(path: str | Path, recorded: RecordedStats | Profile, largest: float = m
         raise InputError(f"{path}: the profile was not saved: {error}") from error
     if len(data) > largest:
         return len(data)
-    try:
-        _replace(path, data)
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot write the profile: {error.strerror or error}; free space or choose another place; what "
-            "was there before is still there"
-        ) from error
+    write_file(path, data)
     return len(data)
 
 
@@ -170,29 +162,6 @@ def _checksums(text: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if tensors:
         found[FULL_CHECKSUM] = digest.digest()
     return {name: torch.frombuffer(bytearray(data), dtype=torch.uint8) for name, data in found.items()}
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write a temporary file next to the path, sync it, then rename: a reader sees the old file or the new one."""
-    path = resolved_path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:  # leaves nothing behind after Ctrl-C either
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    with contextlib.suppress(OSError):  # some file systems cannot sync the rename; the file is complete in any case
-        handle = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _read(path: Path, tensors_too: bool = True) -> tuple[str, dict[str, Tensor]]:

@@ -215,20 +215,20 @@ class TestSave:
         def fail(*_: object) -> None:
             raise error
 
-        monkeypatch.setattr(os if call == "fsync" else Path, call, fail)
+        monkeypatch.setattr(os, call, fail)
         expected = InputError if isinstance(error, OSError) else KeyboardInterrupt
         with pytest.raises(expected) as caught:
             profile_file.save(summary, make_profile(()))
         monkeypatch.undo()
         if isinstance(error, OSError):
-            assert f"{summary}: cannot write the profile: No space left on device; free space" in str(caught.value)
+            assert f"{summary}: cannot be written (No space left on device); free space" in str(caught.value)
         assert summary.read_bytes() == before
         assert [found.name for found in summary.parent.iterdir()] == [summary.name]
 
     def test_a_place_that_cannot_be(self, summary: Path) -> None:
-        with pytest.raises(InputError, match="cannot write the profile"):
+        with pytest.raises(InputError, match="cannot be written"):
             profile_file.save(summary / "below" / "a file", make_profile(()))
-        with pytest.raises(InputError, match="cannot write the profile"):
+        with pytest.raises(InputError, match="cannot be written"):
             profile_file.save(summary.parent, make_profile(()))
         assert [found.name for found in summary.parent.iterdir()] == [summary.name]
 
