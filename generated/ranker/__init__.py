@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "11ff3baac2f8bf394893db7615167213f0e1915b2e40ba9cd27540bd8da005a7"
+STAMP = "7d26cb374b1b0b51e9458c359356f685bafb368d8437478f6b4c4ea1a397ca39"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

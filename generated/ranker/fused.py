@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "11ff3baac2f8bf394893db7615167213f0e1915b2e40ba9cd27540bd8da005a7"
+STAMP = "7d26cb374b1b0b51e9458c359356f685bafb368d8437478f6b4c4ea1a397ca39"
 
 kernel = operators.of_package(__package__, "ec48f2c5")
 

@@ -46,7 +46,9 @@ def launch(
         compiled_kernels[key] = compiled
 
 
-def launch_by_name(launch: Launch, kernel: Any, programs: int, values: Mapping[str, Any], num_warps: int) -> None:
+def launch_by_name(
+    launch: Launch, kernel: Any, grid: tuple[int, ...], values: Mapping[str, Any], num_warps: int
+) -> None:
     """`launch` a kernel on values for its parameters, by their names: a tensor NAME is that of NAME_ptr.
 
     Constants, in capitals, are the last parameters; a pointer without a tensor is None. Raises LokaError for a value
@@ -57,7 +59,7 @@ def launch_by_name(launch: Launch, kernel: Any, programs: int, values: Mapping[s
         raise LokaError(f"a kernel has no parameters for {values.keys() - set(names)}; it has {names}")
     passed = [values.get(name) if f"{name}_ptr" in kernel.arg_names else values[name] for name in names]
     first = next((place for place, name in enumerate(names) if name.isupper()), len(names))
-    launch(kernel, (programs,), *passed[:first], constants=tuple(passed[first:]), num_warps=num_warps)
+    launch(kernel, grid, *passed[:first], constants=tuple(passed[first:]), num_warps=num_warps)
 
 
 def _specialization(arguments: Iterable[Any]) -> list[object]:

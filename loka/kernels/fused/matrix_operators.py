@@ -17,7 +17,7 @@ from torch import Tensor
 from loka.devices.spec import ReduceLaunch, SquareLaunch, WeightsLaunch
 from loka.kernels.fused import checks, operators
 from loka.kernels.fused.kernel_values import padded_width
-from loka.kernels.fused.launching import Launch
+from loka.kernels.fused.launching import Launch, launch_by_name
 from loka.kernels.fused.matrix_kernels import CastTranspose, Products, ProductsLaunch
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_operator import quantized
@@ -198,9 +198,10 @@ class ProductsOperator(SpecOperator):
         (out,) = results
         if out.shape[0] > 0:
             tensors = [tensor.contiguous() for tensor in arguments[:-1]]
+            values = dict(zip(self.spec.parameters, tensors, strict=True))
+            values |= {"out": out, "WIDTH": self.spec.width, "COLUMNS": self.how.columns}
             grid = (out.shape[0], -(-self.spec.width // self.how.columns))
-            kernel = getattr(kernels, f"_{self.spec.function}")
-            launch(kernel, grid, *tensors, out, num_warps=self.how.warps)
+            launch_by_name(launch, kernels.products, grid, values, self.how.warps)
 
     def reference(self, *arguments: Any) -> Tensor:
         *tensors, dtype = arguments
@@ -236,11 +237,12 @@ class CastTransposeOperator(SpecOperator):
         return tuple([x.new_empty(shapes[name][0], dtype=shapes[name][1]) for name in self.spec.results])
 
     def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any], launch: Launch) -> None:
-        x, *given = arguments
-        parts = [given[0].shape[0]] if "maxima" in self.spec.parameters else []
-        kernel = getattr(kernels, f"_{self.spec.function}")
-        tiles = operators.tiles(x, self.how.tile)
-        launch(kernel, (tiles,), x.contiguous(), *given, *results, *x.shape, *parts, num_warps=self.how.warps)
+        how, x = self.spec.how, arguments[0].contiguous()
+        values = dict(zip((*self.spec.parameters, *self.spec.results), (x, *arguments[1:], *results), strict=True))
+        values |= {"m": x.shape[0], "n": x.shape[1], "SIDE": self.how.tile, "SCALING": how.scaling}
+        values |= {"parts": values["maxima"].shape[0] if "maxima" in values else 0}
+        values |= {"LIMIT": how.limit, "POWER_OF_TWO": how.power_of_two}
+        launch_by_name(launch, kernels.cast_transpose, (operators.tiles(x, self.how.tile),), values, self.how.warps)
 
     def reference(self, x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
         values, *rest = quantized(self.spec.how, x, *given)

@@ -133,10 +133,5 @@ class Quantization:
         """Name of the function in `norm_reference` with the same quantization."""
         return "quantize_static_counted" if self.overflow_stats else _REFERENCES[self.scaling]
 
-    @property
-    def triton_type(self) -> str:
-        """The values' dtype in Triton."""
-        return "tl.float8e4nv" if self.format is Format.E4M3 else "tl.float8e5"
-
 
 ROWWISE = Quantization()

@@ -2,7 +2,7 @@
 
 `triton_kernels.py` has the Triton kernels that the package needs, each with flags (`tl.constexpr`) for what it may do,
 and imports Triton; `fused.py` has the operators, a table of what each computes and how it is launched, and does not
-import it. A few kernels, of rows that no program holds and of tiles, are written for one spec each.
+import it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,6 @@ class Rendered:
     operator: KernelOperator
     title: str  # what it computes, in a phrase
     kernel: str  # the template of its kernel
-    text: str = ""  # of a kernel that is written for this operator alone
     count: int = 0  # operands of a launch, at most; 0 where they have names
     maxima_chunk: int = 0  # maxima that a kernel reads at a step
 
@@ -126,12 +125,6 @@ def _rendered(
     first, launches = group[0], device.launches
     made: dict[str, Any] = {"function": first.function, "specs": tuple(group)}
 
-    def written(template: str, how: object, title: str, **values: object) -> dict[str, Any]:
-        """Of a kernel that is written for one spec."""
-        context = {"spec": first, "producer": first, "launch": how, "title": title, **values}
-        text = templates.render(f"{_KERNELS}{template}{_SUFFIX}", context).strip("\n") + "\n"
-        return {"kernel": template, "title": title, "text": text}
-
     match first:
         case NormForward() | NormBackward():
             chosen = launched if isinstance(launched, RowLaunch) else None
@@ -147,17 +140,15 @@ def _rendered(
             made |= {"maxima_chunk": launches.maxima_chunk}
         case FusedCastTranspose():
             tile = launched if isinstance(launched, TransposeTile) else tile_of(first.spec, device)
-            values = {"producer": first.spec, "across": -(-first.width // tile.columns)}
-            made |= written("fused_cast_transpose", tile, f"{norm_title(first.spec)}, and transposed", **values)
-            made |= {"operator": FusedCastTransposeOperator(first, tile)}
+            made |= {"operator": FusedCastTransposeOperator(first, tile), "kernel": "norm_cast_transpose"}
+            made |= {"title": f"{norm_title(first.spec)}, and transposed"}
         case CastTranspose():
-            title = f"To {first.how.description}, and transposed"
-            made |= written("cast_transpose", launches.cast_transpose, title)
-            made |= {"operator": CastTransposeOperator(first, launches.cast_transpose)}
+            made |= {"operator": CastTransposeOperator(first, launches.cast_transpose), "kernel": "cast_transpose"}
+            made |= {"title": f"To {first.how.description}, and transposed", "maxima_chunk": launches.maxima_chunk}
         case Products():
-            how = products_launch(first, device)
+            made |= {"operator": ProductsOperator(first, products_launch(first, device)), "kernel": "products"}
             title = ("Products and sums" if first.plain else "Products") if first.adds else "Sum of matrices"
-            made |= written("products", how, title) | {"operator": ProductsOperator(first, how)}
+            made |= {"title": title, "count": max(first.plain, len(first.adds))}
         case Reduce():
             count = max(spec.count for spec in group if isinstance(spec, Reduce))
             made |= {"operator": ReduceOperator(count, launches.reduce), "title": "Column sums of matrices"}
@@ -243,10 +234,11 @@ def render_files(kernels: Sequence[Rendered], templates: Templates, subject: str
 
 def kernel_texts(kernels: Sequence[Rendered], templates: Templates) -> list[str]:
     """The texts of the device functions and of the kernels that operators launch, with the branches that they need."""
-    specs = [spec for it in kernels for spec in it.specs]
+    specs = [spec.spec if isinstance(spec, FusedCastTranspose) else spec for it in kernels for spec in it.specs]
     norms = [spec for spec in specs if isinstance(spec, NormForward | NormBackward)]
     activations = {spec.activation for spec in norms}
     scalings = {spec.how.scaling if spec.quantize else None for spec in norms}
+    scalings |= {spec.how.scaling for spec in specs if isinstance(spec, CastTranspose)}
     context: dict[str, Any] = {
         "norms": [norm for norm in NORMS if norm in {spec.norm for spec in norms}],
         "activations": [name for name in ACTIVATIONS + GATES if name in activations],
@@ -256,9 +248,8 @@ def kernel_texts(kernels: Sequence[Rendered], templates: Templates) -> list[str]
     }
     counts: dict[str, int] = {}
     for it in kernels:
-        if not it.text:
-            counts[it.kernel] = max(counts.get(it.kernel, 0), it.count)
-    shared = [
+        counts[it.kernel] = max(counts.get(it.kernel, 0), it.count)
+    texts = [
         templates.render(f"{_KERNELS}{kernel}{_SUFFIX}", {**context, "count": count})
         for kernel, count in sorted(counts.items())
     ]
@@ -266,13 +257,12 @@ def kernel_texts(kernels: Sequence[Rendered], templates: Templates) -> list[str]
     for norm in context["norms"]:
         if not any(f'NORM == "{norm}"' in text for text in functions.values()):
             raise LokaError(f"the kernels have no branch for the norm {norm!r}: {KERNELS}device/norms.py.j2 needs one")
-    texts = [*shared, *(it.text for it in kernels if it.text)]
     return [*used_functions(texts, functions), *texts]
 
 
 def _signature(it: Rendered) -> str:
     """Names of arguments and results: "x, weight -> values, scale, scale_max"."""
-    if it.count:
+    if "Tensor[]" in it.operator.schema:
         return it.operator.schema.strip("()").replace(") ->", " ->")
     parameters = (*it.specs[0].parameters, *(("dtype",) if "ScalarType" in it.operator.schema else ()))
     return f"{', '.join(parameters)} -> {', '.join(it.specs[0].results)}"

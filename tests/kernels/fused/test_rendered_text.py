@@ -62,7 +62,7 @@ def test_a_kernel_has_the_branches_that_its_operators_need(spec, templates):
     *functions, kernel = kernel_texts([rendered], templates)
     text = "".join([*functions, kernel])
     ast.parse(text)
-    if not isinstance(spec, NormForward | NormBackward) or rendered.text:
+    if not isinstance(spec, NormForward | NormBackward):
         return
     named = {name for name in (*NORMS, *ACTIVATIONS, *GATES, *SCALINGS) if f'"{name}"' in text}
     gates = {"gate_sigmoid", "gate_hardsigmoid"} if spec.activation in GATES else set()

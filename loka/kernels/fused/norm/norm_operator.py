@@ -171,7 +171,7 @@ class NormOperator(_NormOperator):
             values |= {"parts": values["maxima"].shape[0] if "maxima" in values else 0}
             kernel = kernels.norm_forward if forward else kernels.norm_backward
             values |= {"COLUMNS": columns, "k": width} if forward else {}
-        launch_by_name(launch, kernel, programs, values | gives, it.warps)
+        launch_by_name(launch, kernel, (programs,), values | gives, it.warps)
 
     def _launch_passes(
         self, kernel: Any, programs: int, values: dict[str, Any], gives: dict[str, Tensor], launch: Launch
@@ -187,13 +187,13 @@ class NormOperator(_NormOperator):
             sums = {f"sum_{name}": values["grad"].new_empty(size, dtype=torch.float32) for name in averages}
             given = {name: value for name, value in values.items() if name not in self.norm.how.parameters}
             given |= {**by_column, **sums, "PASS": "sums", "SCALING": None}
-            launch_by_name(launch, kernel, programs, given, warps)
+            launch_by_name(launch, kernel, (programs,), given, warps)
             values = values | {f"mean_{name}": sums[f"sum_{name}"].sum(1) / width for name in averages}
         if values["SCALING"] == "rowwise":
             maximum = values["grad"].new_empty(size, dtype=torch.float32)
-            launch_by_name(launch, kernel, programs, {**values, "maximum": maximum, "PASS": "maxima"}, warps)
+            launch_by_name(launch, kernel, (programs,), {**values, "maximum": maximum, "PASS": "maxima"}, warps)
             values = {**values, "amax_of_row": maximum.amax(1)}
-        launch_by_name(launch, kernel, programs, {**values, **gives, "PASS": "write"}, warps)
+        launch_by_name(launch, kernel, (programs,), {**values, **gives, "PASS": "write"}, warps)
 
 
 @dataclass(frozen=True)
@@ -214,8 +214,12 @@ class FusedCastTransposeOperator(_NormOperator):
         return self.allocated(arguments, self.spec.width, parts, parts)
 
     def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Any], launch: Launch) -> None:
-        tensors = self.contiguous(arguments)
-        programs = self._parts(tensors[0]) * -(-self.spec.width // self.tile.columns)
-        kernel = getattr(kernels, f"_{self.function}")
-        sizes = (tensors[0].stride(0), tensors[0].shape[0])
-        launch(kernel, (programs,), *tensors, *results, *sizes, num_warps=self.tile.warps)
+        tensors, norm, tile = self.contiguous(arguments), self.norm, self.tile
+        values: dict[str, Any] = dict(
+            zip((*self.spec.parameters, *self.spec.results), (*tensors, *results), strict=True)
+        )
+        values |= {"stride": tensors[0].stride(0), "m": tensors[0].shape[0], "WIDTH": norm.width}
+        values |= {"COLUMNS": tile.columns, "ROWS": tile.rows, "NORM": norm.norm, "EPS": norm.eps, "BLOCK": norm.block}
+        values |= {"ACTIVATION": norm.activation, "LIMIT": norm.how.limit, "POWER_OF_TWO": norm.how.power_of_two}
+        programs = self._parts(tensors[0]) * -(-norm.width // tile.columns)
+        launch_by_name(launch, kernels.norm_cast_transpose, (programs,), values, tile.warps)
