@@ -28,12 +28,7 @@ EDITS = (
     ),
     Edit(
         "loka/kernels/fused/norm/norms.py",
-        '        "rms_norm": NormTraits(',
-        '        "normalize": NormTraits("L2 norm", saved=("rstd",), averages=("dn_n",), eps_in_backward=True),\n',
-    ),
-    Edit(
-        "loka/kernels/fused/norm/norm_formulas.py",
-        "FORMULAS: ",
+        "NO_NORM = NormTraits(",
         """\
 def _normalize(x: Tensor, eps: float, block: int) -> Normalised:
     rstd = 1.0 / x.square().sum(1).sqrt().clamp(min=eps)
@@ -48,9 +43,13 @@ def _normalize_gradient(dn: Tensor, normed: Normalised, eps: float, block: int) 
 """,
     ),
     Edit(
-        "loka/kernels/fused/norm/norm_formulas.py",
-        '        "rms_norm": NormFormula(',
-        '        "normalize": NormFormula(_normalize, _normalize_gradient),\n',
+        "loka/kernels/fused/norm/norms.py",
+        '        "rms_norm": NormTraits(',
+        """\
+        "normalize": NormTraits(
+            "L2 norm", _normalize, _normalize_gradient, saved=("rstd",), averages=("dn_n",), eps_in_backward=True
+        ),
+""",
     ),
     Edit(
         "templates/triton/device/norms.py.j2",

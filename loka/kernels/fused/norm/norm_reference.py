@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loka.errors import InputError
-from loka.kernels.fused.norm.norm_formulas import Normalised, formula_of, normalised_by
-from loka.kernels.fused.norm.norms import NORMS
+from loka.kernels.fused.norm.norms import Normalised, norm_of, normalised_by
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import AMAX_FLOOR, FORMATS, Quantized, quantize, round_up_to_power_of_two
 from loka.numerics.quantize import requantize_transpose as requantize_transpose_of
@@ -78,8 +77,9 @@ def norm_forward(
     kept = x
     if norm is None:
         return Forward(_activate(x, activation, kept), x.new_empty(0), x.new_empty(0), kept)
-    normed = formula_of(norm).forward(x, eps, block)
-    rstd = normed.rstd if NORMS[norm].saved else x.new_empty(0)
+    traits = norm_of(norm)
+    normed = traits.forward(x, eps, block)
+    rstd = normed.rstd if traits.saved else x.new_empty(0)
     return Forward(_activate(_affine(normed.n, weight, bias), activation, kept), normed.mean, rstd, kept)
 
 
@@ -121,7 +121,7 @@ def norm_backward(
             dz = _activation_backward(dz, y, activation, z)
             dweight, dbias = (dz * normed.n).sum(0, keepdim=True), dz.sum(0, keepdim=True)
             dn = dz if weight is None else dz * weight.float()
-            dsum = formula_of(norm).gradient(dn, normed, eps, block) + _past_norm(grad.float(), y, activation)
+            dsum = norm_of(norm).gradient(dn, normed, eps, block) + _past_norm(grad.float(), y, activation)
     if residual_grad_in is not None:
         dsum = dsum + residual_grad_in.float()
     dx = dsum if times is None else dsum * times.float()
@@ -132,10 +132,10 @@ def _normalised_again(
     x: Tensor, norm: str, mean: Tensor | None, rstd: Tensor | None, eps: float, block: int
 ) -> Normalised:
     """What a norm made of x, by the statistics that its forward saved, if it saves any."""
-    formula, saved = formula_of(norm), NORMS[norm].saved
-    if not saved:
-        return formula.forward(x, eps, block)
-    if rstd is None or ("mean" in saved and mean is None):
+    traits = norm_of(norm)
+    if not traits.saved:
+        return traits.forward(x, eps, block)
+    if rstd is None or ("mean" in traits.saved and mean is None):
         raise InputError(f"norm_backward: {norm} needs the statistics that the forward saved")
     return normalised_by(x, mean, rstd)
 

@@ -1,17 +1,29 @@
-"""The norms that kernels are rendered with: what sets one apart, for specs, names, launches and docstrings.
+"""The norms that kernels are rendered with: what sets one apart, for specs, names, launches, docstrings and on the CPU.
 
 A norm makes n = (x - mean) * rstd of a row x, and times a weight and plus a bias where it has these. How mean and rstd
-are found, and the gradient, is written in Triton in `templates/triton/device/norms.py.j2`, and in torch in
-`norm_formulas`.
+are found, and the gradient, is written here in torch, in float32, and in Triton in
+`templates/triton/device/norms.py.j2`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from loka.errors import LokaError
+import torch
+from torch import Tensor
+
+from loka.errors import InputError, LokaError
+
+
+@dataclass(frozen=True, slots=True)
+class Normalised:
+    """Rows after a norm, before its weight and bias, with what they were made by: n = (x - mean) * rstd."""
+
+    n: Tensor  # (M, width)
+    mean: Tensor  # (M,), or empty where nothing is subtracted
+    rstd: Tensor  # (M,), or (M, width) of a norm that saves nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +34,8 @@ class NormTraits:
     """
 
     title: str  # in docstrings: "LayerNorm"
+    forward: Callable[[Tensor, float, int], Normalised]  # of x (M, width), eps, and the block of a norm over blocks
+    gradient: Callable[[Tensor, Normalised, float, int], Tensor]  # of n's gradient (M, width): that of x
     parameters: tuple[str, ...] = ()  # that it usually has, of weight and bias; without any it takes neither
     saved: tuple[str, ...] = ()  # statistics that a forward leaves to its backward, of mean and rstd
     averages: tuple[str, ...] = ()  # over a row, that the gradient reads, of dn (n's gradient) and dn_n (dn * n)
@@ -38,14 +52,72 @@ class NormTraits:
         return bool(self.title) and not self.over_blocks
 
 
-NO_NORM = NormTraits("")
+def normalised_by(x: Tensor, mean: Tensor | None, rstd: Tensor) -> Normalised:
+    """Rows that are normalised again by the statistics that a forward saved."""
+    n = (x if mean is None else x - mean[:, None]) * rstd[:, None]
+    return Normalised(n, x.new_empty(0) if mean is None else mean, rstd)
+
+
+def _layer_norm(x: Tensor, eps: float, block: int) -> Normalised:
+    mean = x.mean(1)
+    x = x - mean[:, None]
+    rstd = torch.rsqrt((x * x).mean(1) + eps)
+    return Normalised(x * rstd[:, None], mean, rstd)
+
+
+def _layer_norm_gradient(dn: Tensor, normed: Normalised, eps: float, block: int) -> Tensor:
+    dx = dn - normed.n * (dn * normed.n).mean(1, keepdim=True) - dn.mean(1, keepdim=True)
+    return dx * normed.rstd[:, None]
+
+
+def _rms_norm(x: Tensor, eps: float, block: int) -> Normalised:
+    rstd = torch.rsqrt((x * x).mean(1) + eps)
+    return Normalised(x * rstd[:, None], x.new_empty(0), rstd)
+
+
+def _rms_norm_gradient(dn: Tensor, normed: Normalised, eps: float, block: int) -> Tensor:
+    return (dn - normed.n * (dn * normed.n).mean(1, keepdim=True)) * normed.rstd[:, None]
+
+
+def _block_norm(x: Tensor, eps: float, block: int) -> Normalised:
+    blocks = x.reshape(-1, x.shape[1] // block, block)
+    rstd = torch.rsqrt((blocks * blocks).mean(2) + eps).repeat_interleave(block, dim=1)
+    return Normalised(x * rstd, x.new_empty(0), rstd)
+
+
+def _block_norm_gradient(dn: Tensor, normed: Normalised, eps: float, block: int) -> Tensor:
+    n = normed.n
+    along = (dn * n).view(-1, n.shape[1] // block, block).mean(2).repeat_interleave(block, dim=1)
+    return (dn - n * along) * normed.rstd
+
+
+def _nothing(x: Tensor, eps: float, block: int) -> Normalised:
+    return Normalised(x, x.new_empty(0), x.new_empty(0))
+
+
+def _gradient_of_nothing(dn: Tensor, normed: Normalised, eps: float, block: int) -> Tensor:
+    return dn
+
+
+NO_NORM = NormTraits("", _nothing, _gradient_of_nothing)
 
 NORMS: Mapping[str, NormTraits] = MappingProxyType(
     {
-        "layer_norm": NormTraits("LayerNorm", ("weight", "bias"), saved=("mean", "rstd"), averages=("dn", "dn_n")),
-        "rms_norm": NormTraits("RMSNorm", ("weight",), saved=("rstd",), averages=("dn_n",)),
+        "layer_norm": NormTraits(
+            "LayerNorm",
+            _layer_norm,
+            _layer_norm_gradient,
+            ("weight", "bias"),
+            saved=("mean", "rstd"),
+            averages=("dn", "dn_n"),
+        ),
+        "rms_norm": NormTraits(
+            "RMSNorm", _rms_norm, _rms_norm_gradient, ("weight",), saved=("rstd",), averages=("dn_n",)
+        ),
         # An RMSNorm of each block of a row, without parameters.
-        "block_norm": NormTraits("BlockNorm", over_blocks=True, eps_in_backward=True),
+        "block_norm": NormTraits(
+            "BlockNorm", _block_norm, _block_norm_gradient, over_blocks=True, eps_in_backward=True
+        ),
     }
 )
 
@@ -53,3 +125,10 @@ NORMS: Mapping[str, NormTraits] = MappingProxyType(
 def traits_of(norm: str | None) -> NormTraits:
     """The traits of a norm by its name; `NO_NORM` for None, and for a name that no norm has."""
     return NORMS.get(norm or "", NO_NORM)
+
+
+def norm_of(name: str) -> NormTraits:
+    """The traits of a norm by its name. Raises InputError for one that there is not."""
+    if name not in NORMS:
+        raise InputError(f"no kernel has a norm {name!r}; it can be {', '.join(NORMS)}")
+    return NORMS[name]
