@@ -132,7 +132,7 @@ def own_launch(case: Case, device: DeviceSpec) -> RowLaunch:
 def write_kernels(folder: Path, name: str, candidate: LaunchCandidate, device: DeviceSpec) -> None:
     """Render a candidate's kernels as the package `name` in the folder."""
     templates = load_templates()
-    kernels = [render(spec, templates, _launch_of(spec, candidate), device) for spec in specs_of(candidate.case.part)]
+    kernels = [render(spec, _launch_of(spec, candidate), device) for spec in specs_of(candidate.case.part)]
     package = folder / name
     package.mkdir()
     for file, text in {**render_files(kernels, templates, "a sweep of launches"), "__init__.py": ""}.items():

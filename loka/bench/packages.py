@@ -71,7 +71,7 @@ class Workshop:
         if self._own is not None:
             templates = load_templates()
             (self.folder / KERNELS).mkdir()
-            kernels = render_all(specs, templates, device=device_here())
+            kernels = render_all(specs, device=device_here())
             files = render_files(kernels, templates, "loka bench kernels")
             for file, text in {**files, "__init__.py": ""}.items():
                 self.write(f"{KERNELS}/{file}", text)

@@ -90,7 +90,7 @@ def _render_code(plan: Plan, templates: Templates) -> dict[str, str]:
 def _fused_files(templates: Templates, kernels: PackageKernels, policy: str, device: DeviceSpec) -> dict[str, str]:
     """The files of Triton kernels and their operators; none if no kernel is called."""
     specs = dict.fromkeys((*kernels.chains.specs(), *kernels.interactions.specs()))
-    rendered = render_all(specs, templates, device=device)
+    rendered = render_all(specs, device=device)
     return render_files(rendered, templates, policy, _UNSTAMPED) if rendered else {}
 
 

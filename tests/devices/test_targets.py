@@ -34,7 +34,6 @@ from loka.kernels.measurements.parts import Part, PartKind
 from loka.kernels.measurements.versions import Versions
 from loka.numerics.enums import Accumulation, Format, Gemm, Scaling
 from loka.numerics.recipe import OperandRecipe
-from loka.templating.templates import load_templates
 
 HALF = replace(DEFAULT, bandwidth=DEFAULT.bandwidth / 2, interaction_bandwidth=DEFAULT.interaction_bandwidth / 2)
 NORM = NormForward(1024, "layer_norm", True, True, 1e-5, None, False, True, True)
@@ -120,8 +119,7 @@ def test_kernels_are_launched_as_their_device_says() -> None:
     rows = replace(DEFAULT.launches.rows, forward={1024: replace(usual, warps=16, programs=3)})
     other = replace(DEFAULT, launches=replace(DEFAULT.launches, rows=rows))
     assert configuration(NORM, other) == replace(usual, warps=16, programs=3)
-    templates = load_templates()
-    rendered = (render(NORM, templates, device=device) for device in (other, DEVICES[TargetDevice.H200], DEFAULT))
+    rendered = (render(NORM, device=device) for device in (other, DEVICES[TargetDevice.H200], DEFAULT))
     on_other, on_h200, on_default = (each.operator.launches[1024] for each in rendered)
     assert (on_other.warps, on_other.programs) == (16, 3)
     assert on_h200.stages > 1 == on_default.stages

@@ -36,7 +36,7 @@ class ReduceOperator(KernelOperator):
 
     count: int  # operands of a launch, at most
     how: ReduceLaunch
-    function = "reduce"
+    function = kernel = "reduce"
     schema = "(Tensor[] partials, ScalarType dtype) -> Tensor[]"
 
     def outputs(self, partials: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -66,7 +66,7 @@ class RequantizeTransposeOperator(KernelOperator):
 
     count: int  # operands of a launch, at most
     how: SquareLaunch
-    function = "requantize_transpose"
+    function = kernel = "requantize_transpose"
     schema = "(Tensor[] operands) -> Tensor[]"
 
     def outputs(self, operands: Sequence[Tensor]) -> list[Tensor]:
@@ -104,7 +104,7 @@ class TransposeOperator(KernelOperator):
 
     count: int  # operands of a launch, at most
     how: SquareLaunch
-    function = "transpose"
+    function = kernel = "transpose"
     schema = "(Tensor[] values) -> Tensor[]"
 
     def outputs(self, values: Sequence[Tensor]) -> list[Tensor]:
@@ -132,7 +132,7 @@ class QuantizeWeightsOperator(KernelOperator):
     columns: Mapping[int, int]  # of the values, by the width of a weight
     count: int  # weights of a launch, at most
     how: WeightsLaunch
-    function = "quantize_weights"
+    function = kernel = "quantize_weights"
     schema = "(Tensor[] weights) -> Tensor[]"
 
     def blocks(self, widths: Sequence[int]) -> tuple[list[tuple[int, int, int, int]], int, int]:
@@ -184,7 +184,13 @@ class ProductsOperator(SpecOperator):
 
     spec: Products
     how: ProductsLaunch
+    kernel = "products"
     dtype = "ScalarType dtype"
+
+    @property
+    def count(self) -> int:
+        """Matrices, and pairs of them, that the kernel has parameters for."""
+        return max(self.spec.plain, len(self.spec.adds))
 
     def outputs(self, *arguments: Any) -> Tensor:
         *tensors, dtype = arguments
@@ -216,6 +222,7 @@ class CastTransposeOperator(SpecOperator):
 
     spec: CastTranspose
     how: SquareLaunch
+    kernel = "cast_transpose"
 
     def outputs(self, x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
         checks.check_matrix(x)

@@ -37,6 +37,7 @@ class KernelOperator(ABC):
     Families derive from this, each with what is computed and the launch that was chosen.
     """
 
+    kernel = ""  # the Triton kernel that it launches
     opaque = False  # whether the compiler must not look into the launch, as it calls torch in between
     flops = 0  # of its products, for each row of the first argument
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from loka.devices.spec import DeviceSpec, RowLaunch
 from loka.devices.targets import DEFAULT
@@ -27,7 +27,6 @@ from loka.kernels.fused.interaction.concat_norm import (
 )
 from loka.kernels.fused.interaction.fm import FmBackward, FmConfiguration, FmForward, fm_configuration, fm_title
 from loka.kernels.fused.interaction.interaction_operators import ConcatNormOperator, CrossOperator, FmOperator
-from loka.kernels.fused.kernel_values import LARGEST_HELD
 from loka.kernels.fused.matrix_kernels import (
     CastTranspose,
     Products,
@@ -73,6 +72,7 @@ AnySpec = (
     | QuantizeWeights
 )
 AnyConfiguration = RowLaunch | TransposeTile | FmConfiguration | ConcatNormConfiguration | CrossConfiguration
+T = TypeVar("T")
 _KERNELS = KERNELS + "kernels/"
 _SUFFIX = ".py.j2"
 
@@ -81,30 +81,24 @@ _SUFFIX = ".py.j2"
 class Rendered:
     """One operator of a package."""
 
-    function: str  # its name in `fused`
     specs: tuple[AnySpec, ...]  # that it computes: they differ in the width alone, or in the number of operands
     operator: KernelOperator
     title: str  # what it computes, in a phrase
-    kernel: str  # the template of its kernel
-    count: int = 0  # operands of a launch, at most; 0 where they have names
-    maxima_chunk: int = 0  # maxima that a kernel reads at a step
+    maxima_chunk: int  # maxima that a kernel reads at a step
+
+    @property
+    def function(self) -> str:
+        """Its name in `fused`."""
+        return self.operator.function
 
 
-def render(
-    spec: AnySpec,
-    templates: Templates,
-    launched: AnyConfiguration | None = None,
-    device: DeviceSpec = DEFAULT,
-) -> Rendered:
+def render(spec: AnySpec, launched: AnyConfiguration | None = None, device: DeviceSpec = DEFAULT) -> Rendered:
     """`render_all` of one spec."""
-    return render_all([spec], templates, launched, device)[0]
+    return render_all([spec], launched, device)[0]
 
 
 def render_all(
-    specs: Iterable[AnySpec],
-    templates: Templates,
-    launched: AnyConfiguration | None = None,
-    device: DeviceSpec = DEFAULT,
+    specs: Iterable[AnySpec], launched: AnyConfiguration | None = None, device: DeviceSpec = DEFAULT
 ) -> list[Rendered]:
     """The operators of specs for a device: one for all specs that differ in the width of their rows alone, or in the
     number of operands.
@@ -115,75 +109,60 @@ def render_all(
     by_function: dict[str, list[AnySpec]] = {}
     for spec in dict.fromkeys(specs):
         by_function.setdefault(spec.function, []).append(spec)
-    return [_rendered(group, templates, launched, device) for group in by_function.values()]
+    return [_rendered(group, launched, device) for group in by_function.values()]
 
 
-def _rendered(
-    group: Sequence[AnySpec], templates: Templates, launched: AnyConfiguration | None, device: DeviceSpec
-) -> Rendered:
+def _rendered(group: Sequence[AnySpec], launched: AnyConfiguration | None, device: DeviceSpec) -> Rendered:
     """The operator of specs of one name."""
     first, launches = group[0], device.launches
-    made: dict[str, Any] = {"function": first.function, "specs": tuple(group)}
 
+    def chosen(usual: T) -> T:
+        return launched if isinstance(launched, type(usual)) else usual
+
+    def most(kind: type[Reduce | RequantizeTranspose | Transpose]) -> int:
+        return max(spec.count for spec in group if isinstance(spec, kind))
+
+    operator: KernelOperator
     match first:
         case NormForward() | NormBackward():
-            chosen = launched if isinstance(launched, RowLaunch) else None
             by_width = {spec.width: spec for spec in _alike(group)}
-            rows_of = {
-                width: rows_launch(spec, chosen or configuration(spec, device), device)
-                for width, spec in sorted(by_width.items())
+            rows = {
+                w: rows_launch(by_width[w], chosen(configuration(by_width[w], device)), device)
+                for w in sorted(by_width)
             }
-            operator = NormOperator(by_width[min(by_width)], rows_of)
-            rows = "wide" if first.width > LARGEST_HELD else "norm"
-            kernel = f"{rows}_{'forward' if isinstance(first, NormForward) else 'backward'}"
-            made |= {"operator": operator, "title": norm_title(first), "kernel": kernel}
-            made |= {"maxima_chunk": launches.maxima_chunk}
+            operator, title = NormOperator(by_width[min(by_width)], rows), norm_title(first)
         case FusedCastTranspose():
-            tile = launched if isinstance(launched, TransposeTile) else tile_of(first.spec, device)
-            made |= {"operator": FusedCastTransposeOperator(first, tile), "kernel": "norm_cast_transpose"}
-            made |= {"title": f"{norm_title(first.spec)}, and transposed"}
+            operator = FusedCastTransposeOperator(first, chosen(tile_of(first.spec, device)))
+            title = f"{norm_title(first.spec)}, and transposed"
         case CastTranspose():
-            made |= {"operator": CastTransposeOperator(first, launches.cast_transpose), "kernel": "cast_transpose"}
-            made |= {"title": f"To {first.how.description}, and transposed", "maxima_chunk": launches.maxima_chunk}
+            operator = CastTransposeOperator(first, launches.cast_transpose)
+            title = f"To {first.how.description}, and transposed"
         case Products():
-            made |= {"operator": ProductsOperator(first, products_launch(first, device)), "kernel": "products"}
+            operator = ProductsOperator(first, products_launch(first, device))
             title = ("Products and sums" if first.plain else "Products") if first.adds else "Sum of matrices"
-            made |= {"title": title, "count": max(first.plain, len(first.adds))}
         case Reduce():
-            count = max(spec.count for spec in group if isinstance(spec, Reduce))
-            made |= {"operator": ReduceOperator(count, launches.reduce), "title": "Column sums of matrices"}
-            made |= {"kernel": "reduce", "count": count}
+            operator, title = ReduceOperator(most(Reduce), launches.reduce), "Column sums of matrices"
         case RequantizeTranspose():
-            count = max(spec.count for spec in group if isinstance(spec, RequantizeTranspose))
-            made |= {"operator": RequantizeTransposeOperator(count, launches.transpose), "count": count}
-            made |= {"kernel": "requantize_transpose", "title": "Transposed copies of e4m3 matrices, one scale each"}
+            operator = RequantizeTransposeOperator(most(RequantizeTranspose), launches.transpose)
+            title = "Transposed copies of e4m3 matrices, one scale each"
         case Transpose():
-            count = max(spec.count for spec in group if isinstance(spec, Transpose))
-            made |= {"operator": TransposeOperator(count, launches.transpose), "count": count}
-            made |= {"kernel": "transpose", "title": "Transposed copies of matrices"}
+            operator, title = TransposeOperator(most(Transpose), launches.transpose), "Transposed copies of matrices"
         case QuantizeWeights():
             weights = [spec for spec in group if isinstance(spec, QuantizeWeights)]
             columns = dict(sorted({(q.width, q.columns) for spec in weights for q in spec.quantizers}))
             if len(columns) != len({(q.width, q.columns) for spec in weights for q in spec.quantizers}):
                 raise _two_kernels(first.function)
             count = max(len(spec.quantizers) for spec in weights)
-            made |= {"operator": QuantizeWeightsOperator(columns, count, launches.weights), "count": count}
-            made |= {"kernel": "quantize_weights", "title": f"Weights to {ROWWISE.description}"}
+            operator = QuantizeWeightsOperator(columns, count, launches.weights)
+            title = f"Weights to {ROWWISE.description}"
         case FmForward() | FmBackward():
-            interacting = launched if isinstance(launched, FmConfiguration) else fm_configuration(first, device)
-            kernel = "fm_forward" if isinstance(first, FmForward) else "fm_backward"
-            made |= {"operator": FmOperator(first, interacting), "kernel": kernel, "title": fm_title(first)}
+            operator, title = FmOperator(first, chosen(fm_configuration(first, device))), fm_title(first)
         case ConcatNormForward() | ConcatNormBackward():
-            usual = concat_norm_configuration(first, device)
-            joining = launched if isinstance(launched, ConcatNormConfiguration) else usual
-            kernel = "concat_norm_forward" if isinstance(first, ConcatNormForward) else "concat_norm_backward"
-            made |= {"operator": ConcatNormOperator(first, joining), "kernel": kernel}
-            made |= {"title": concat_norm_title(first)}
+            operator = ConcatNormOperator(first, chosen(concat_norm_configuration(first, device)))
+            title = concat_norm_title(first)
         case CrossBackward():
-            crossing = launched if isinstance(launched, CrossConfiguration) else cross_configuration(first, device)
-            made |= {"operator": CrossOperator(first, crossing), "kernel": "cross_backward"}
-            made |= {"title": cross_title(first)}
-    return Rendered(**made)
+            operator, title = CrossOperator(first, chosen(cross_configuration(first, device))), cross_title(first)
+    return Rendered(tuple(group), operator, title, launches.maxima_chunk)
 
 
 def _alike(group: Sequence[AnySpec]) -> list[NormForward | NormBackward]:
@@ -248,7 +227,8 @@ def kernel_texts(kernels: Sequence[Rendered], templates: Templates) -> list[str]
     }
     counts: dict[str, int] = {}
     for it in kernels:
-        counts[it.kernel] = max(counts.get(it.kernel, 0), it.count)
+        operands = getattr(it.operator, "count", 0)  # of a launch, where a kernel numbers them
+        counts[it.operator.kernel] = max(counts.get(it.operator.kernel, 0), operands)
     texts = [
         templates.render(f"{_KERNELS}{kernel}{_SUFFIX}", {**context, "count": count})
         for kernel, count in sorted(counts.items())

@@ -63,7 +63,7 @@ def test_every_family_is_formatted_and_linted_as_rendered(tmp_path: Path) -> Non
         files |= {f"{family}_{width}": [spec for spec in chosen if spec.width == width] for width in widths}
     templates = load_templates()
     for file, rendered in files.items():
-        kernels = render_all(rendered, templates)
+        kernels = render_all(rendered)
         for name, text in render_files(kernels, templates, "a test", stamp="0" * 64).items():
             (tmp_path / f"{file}_{name}").write_text(text)
     config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]

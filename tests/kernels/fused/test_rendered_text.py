@@ -49,7 +49,7 @@ def test_one_name_is_one_operator_and_one_operator_one_name(templates):
     operators: dict[str, str] = {}
     functions: dict[str, str] = {}
     for spec in all_norm_specs(512):
-        kernel = render(spec, templates)
+        kernel = render(spec)
         text = source_of(kernel.operator)
         assert operators.setdefault(kernel.function, text) == text
         assert functions.setdefault(text, kernel.function) == kernel.function
@@ -58,7 +58,7 @@ def test_one_name_is_one_operator_and_one_operator_one_name(templates):
 
 @pytest.mark.parametrize("spec", [*EVERY, *COUNTED], ids=str)
 def test_a_kernel_has_the_branches_that_its_operators_need(spec, templates):
-    rendered = render(spec, templates)
+    rendered = render(spec)
     *functions, kernel = kernel_texts([rendered], templates)
     text = "".join([*functions, kernel])
     ast.parse(text)
@@ -75,8 +75,8 @@ def test_a_kernel_has_the_branches_that_its_operators_need(spec, templates):
 def test_a_configuration_changes_the_operator(templates):
     spec = NormForward(2048, "layer_norm", True, True, 1e-5, "silu", False, True, True)
     assert spec.function == "layer_norm_silu_e4m3"
-    usual, other = render(spec, templates), render(spec, templates, RowLaunch(rows=1, warps=8, programs=3))
-    assert usual == render(spec, templates, configuration(spec))
+    usual, other = render(spec), render(spec, RowLaunch(rows=1, warps=8, programs=3))
+    assert usual == render(spec, configuration(spec))
     assert other.operator.launches == {2048: Rows(rows=1, warps=8, least=1, programs=3)}
     assert usual.operator != other.operator
     with pytest.raises(InputError, match="two different kernels are called layer_norm_silu_e4m3"):

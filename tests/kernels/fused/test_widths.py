@@ -17,7 +17,6 @@ from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import configuration
 from loka.kernels.fused.rendering import render_all
-from loka.templating.templates import load_templates
 from tests.support.importing import import_folder
 from tests.support.kernels.rendered_cases import PARTS, norm_specs, random_inputs, write_package
 
@@ -29,7 +28,7 @@ def quantizer(width: int) -> NormForward:
 
 
 def test_one_operator_has_a_launch_for_each_width():
-    (quantize,) = render_all(map(quantizer, (512, 256, 64, 13)), load_templates())
+    (quantize,) = render_all(map(quantizer, (512, 256, 64, 13)))
     assert quantize.function == "quantize_e4m3"
     assert list(quantize.operator.launches) == [13, 64, 256, 512]
     assert [it.rows for it in quantize.operator.launches.values()] == [64, 16, 4, 1]
@@ -38,11 +37,11 @@ def test_one_operator_has_a_launch_for_each_width():
 @pytest.mark.parametrize("spec", norm_specs(8, PARTS), ids=lambda spec: spec.function)
 def test_every_width_is_launched_as_it_would_be_alone(spec):
     specs = {width: dataclasses.replace(spec, width=width) for width in (13, 64, 200, 256, 479, 512, 2048, 4096)}
-    (together,) = render_all(specs.values(), load_templates())
+    (together,) = render_all(specs.values())
     assert list(together.operator.launches) == list(specs)
     for width, it in together.operator.launches.items():
         usual = configuration(specs[width])
-        (alone,) = render_all([specs[width]], load_templates())
+        (alone,) = render_all([specs[width]])
         assert alone.operator.launches == {width: it}
         assert (it.rows, it.warps, it.programs, it.held, it.stages) == (
             usual.rows, usual.warps, usual.programs, usual.held, usual.stages
@@ -69,7 +68,7 @@ def test_an_operator_of_one_width_says_which(tmp_path):
 
 def test_one_kernel_for_specs_that_the_text_does_not_tell_apart():
     backwards = [NormBackward(64, "layer_norm", True, True, eps, None, False, True) for eps in (1e-5, 1e-6)]
-    (rendered,) = render_all(backwards, load_templates())
+    (rendered,) = render_all(backwards)
     assert len(rendered.operator.launches) == 1
 
 

@@ -105,7 +105,7 @@ def as_taken(spec: Any, arguments: Sequence[object]) -> tuple[Any, ...]:
 def write_package(folder: Path, specs: Sequence[Spec], launched: RowLaunch | None = None) -> Package:
     """Render `specs` into a package in `folder`, whose last part names it, and import that."""
     templates = load_templates()
-    kernels = render_all(specs, templates, launched)
+    kernels = render_all(specs, launched)
     folder.mkdir(parents=True)
     for name, text in {**render_files(kernels, templates, "a test"), "__init__.py": ""}.items():
         (folder / name).write_text(text)

@@ -23,7 +23,7 @@ from loka.kernels.fused.interaction.concat_norm import (
 from loka.kernels.fused.interaction.concat_norm_reference import concat_norm_backward, concat_norm_forward
 from loka.kernels.fused.interaction.fm import FmBackward, FmConfiguration, FmForward, padded
 from loka.kernels.fused.kernel_values import padded_width
-from loka.kernels.fused.launching import Launch
+from loka.kernels.fused.launching import Launch, launch_by_name
 from loka.kernels.fused.operators import SpecOperator
 
 
@@ -33,6 +33,10 @@ class FmOperator(SpecOperator):
 
     spec: FmForward | FmBackward
     how: FmConfiguration
+
+    @property
+    def kernel(self) -> str:  # type: ignore[override]
+        return "fm_forward" if isinstance(self.spec, FmForward) else "fm_backward"
 
     @property
     def flops(self) -> int:  # type: ignore[override]
@@ -59,23 +63,20 @@ class FmOperator(SpecOperator):
             made = self.reference(*arguments)
             torch._foreach_copy_(list(results), list(made) if isinstance(made, tuple) else [made])
             return
-        held = (padded(sizes.embeddings), self.how.chunk, padded(sizes.rank), padded(max(sizes.made, 1)))
-        shape = (sizes.embeddings, sizes.dim, sizes.rank, sizes.made, *held)
-        by_sample = ("dcompressed", "passed")
+        forward, by_sample = isinstance(self.spec, FmForward), ("dcompressed", "passed")
         for name in self.spec.parameters:
             given[name] = checks.whole_samples(given[name]) if name in by_sample else given[name].contiguous()
-        names: tuple[str, ...]
-        if isinstance(self.spec, FmForward):
-            names = ("x", "rank", "compress", "products", "compressed")
-            grid = (operators.programs(x, 1, self.how.programs),)
-            tensors, strides, kernel, stages = map(given.get, names), [], kernels.fm_forward, self.how.stages
-        else:
-            names = ("dproducts", "dcompressed", "x", "rank", "compress", "passed", "dx", "drank", "dcompress")
-            grid, kernel = (given["drank"].shape[0],), kernels.fm_backward
-            tensors, strides = map(given.get, names), [given[n].stride(0) if n in given else 0 for n in by_sample]
+        values: dict[str, Any] = {"N": sizes.embeddings, "D": sizes.dim, "R": sizes.rank, "C": sizes.made}
+        values |= {"N_HELD": padded(sizes.embeddings), "D_HELD" if forward else "CHUNK": self.how.chunk}
+        values |= {"R_HELD": padded(sizes.rank), "C_HELD": padded(max(sizes.made, 1))}
+        grid, stages = (operators.programs(x, 1, self.how.programs),), self.how.stages
+        if not forward:
+            values |= {f"{name}_stride": given[name].stride(0) if name in given else 0 for name in by_sample}
+            grid = (given["drank"].shape[0],)
             narrow = "passed" not in given or given["passed"].dtype.itemsize == 2
             stages = self.how.stages if narrow else self.how.stages_wide  # that shared memory holds
-        launch(kernel, grid, *tensors, *strides, x.shape[0], constants=(*shape, stages), num_warps=self.how.warps)
+        values |= {**given, "batch": x.shape[0], "STAGES": stages}
+        launch_by_name(launch, getattr(kernels, self.kernel), grid, values, self.how.warps)
 
     def reference(self, *arguments: Tensor) -> Any:
         products = "" if self.spec.sizes.made else "_products"
@@ -89,6 +90,10 @@ class ConcatNormOperator(SpecOperator):
 
     spec: ConcatNormForward | ConcatNormBackward
     how: ConcatNormConfiguration
+
+    @property
+    def kernel(self) -> str:  # type: ignore[override]
+        return "concat_norm_forward" if isinstance(self.spec, ConcatNormForward) else "concat_norm_backward"
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
@@ -129,19 +134,13 @@ class ConcatNormOperator(SpecOperator):
         named = {name: tensor.contiguous() for name, tensor in given.items()}
         named |= dict(zip(spec.results, results, strict=True))
         rows = named["rstd"].shape[0]
-        missing = [None] * (LARGEST_PARTS - len(parts))
-        tensors = [*[part.contiguous() for part in parts], *missing, named.get("residual"), named.get("weight")]
-        of_parts = [*[part.shape[1] for part in parts], *[0] * len(missing), results[0].shape[1]]
-        constants: tuple[object, ...] = (spec.width, padded_width(spec.width), self.how.rows)
-        if isinstance(spec, ConcatNormForward):
-            kernel, constants = kernels.concat_norm_forward, (*constants, spec.eps)
-            tensors += [named.get(name) for name in ("bias", "out", "mean", "rstd")]
-        else:
-            kernel = kernels.concat_norm_backward
-            tensors = [named["grad"], *tensors]
-            tensors += [named.get(name) for name in ("mean", "rstd", "dx", "dweight", "dbias")]
+        values = {**{f"n_{i}": 0 for i in range(LARGEST_PARTS)}, **named, "m": rows, "n": results[0].shape[1]}
+        for i, part in enumerate(parts):
+            values |= {f"part_{i}": part.contiguous(), f"n_{i}": part.shape[1]}
+        values |= {"WIDTH": spec.width, "PADDED": padded_width(spec.width), "ROWS": self.how.rows}
+        values |= {"EPS": spec.eps} if isinstance(spec, ConcatNormForward) else {}
         grid = (self._programs(rows, parts[0].device),)
-        launch(kernel, grid, *tensors, *of_parts, rows, constants=constants, num_warps=self.how.warps)
+        launch_by_name(launch, getattr(kernels, self.kernel), grid, values, self.how.warps)
 
     def reference(self, *arguments: Any) -> Any:
         spec, (given, parts) = self.spec, self._named(arguments)
@@ -164,6 +163,7 @@ class CrossOperator(SpecOperator):
 
     spec: CrossBackward
     how: CrossConfiguration
+    kernel = "cross_backward"
 
     def _programs(self, product: Tensor) -> int:
         return operators.programs_for(product.shape[0], product.device, self.how.rows, self.how.programs)
@@ -181,15 +181,13 @@ class CrossOperator(SpecOperator):
 
     def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Tensor], launch: Launch) -> None:
         tensors = [tensor.contiguous() for tensor in arguments]
-        given = dict(zip((*self.spec.parameters, *self.spec.results), (*tensors, *results), strict=True))
-        names = ("grad", "product", "factor", "bias", "passed", "dproduct", "dfactor", "dbias")
-        width, columns = self.spec.width, self.how.columns
-        grid = (self._programs(given["product"]), -(-width // columns))
-        constants = (width, columns, self.how.rows, self.spec.itself)
-        rows = given["product"].shape[0]
-        launch(
-            kernels.cross_backward, grid, *map(given.get, names), rows, constants=constants, num_warps=self.how.warps
+        given: dict[str, Any] = dict(
+            zip((*self.spec.parameters, *self.spec.results), (*tensors, *results), strict=True)
         )
+        given |= {"m": tensors[0].shape[0], "WIDTH": self.spec.width, "COLUMNS": self.how.columns}
+        given |= {"ROWS": self.how.rows, "ITSELF": self.spec.itself}
+        grid = (self._programs(given["product"]), -(-self.spec.width // self.how.columns))
+        launch_by_name(launch, kernels.cross_backward, grid, given, self.how.warps)
 
     def reference(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(self.spec.parameters, arguments, strict=True))

@@ -129,9 +129,14 @@ class NormOperator(_NormOperator):
     launches: Mapping[int, Rows]  # by width
 
     @property
+    def kernel(self) -> str:  # type: ignore[override]
+        rows = "wide" if any(it.chunk for it in self.launches.values()) else "norm"
+        return f"{rows}_forward" if isinstance(self.spec, NormForward) else f"{rows}_backward"
+
+    @property
     def opaque(self) -> bool:  # type: ignore[override]
         """The compiler would add up the sums of wide rows in another order than torch."""
-        return isinstance(self.spec, NormBackward) and any(it.chunk for it in self.launches.values())
+        return self.kernel == "wide_backward"
 
     def _programs(self, first: Tensor, width: int) -> tuple[int, int]:
         """The programs, and the parts of the rows: each is shared by as many programs as there are chunks."""
@@ -159,17 +164,17 @@ class NormOperator(_NormOperator):
         values |= {"NORM": spec.norm, "EPS": spec.eps, "BLOCK": spec.block, "ACTIVATION": spec.activation}
         values |= {"SCALING": how.scaling if spec.quantize else None, "LIMIT": how.limit}
         values |= {"POWER_OF_TWO": how.power_of_two}
+        kernel = getattr(kernels, self.kernel)
         if it.chunk and forward:
-            kernel, values = kernels.wide_forward, values | {"CHUNK": it.chunk}
+            values |= {"CHUNK": it.chunk}
         elif it.chunk:
             values |= {"parts": parts, "CHUNK": it.chunk, "ROWS": it.rows}
-            self._launch_passes(kernels.wide_backward, programs, values, gives, launch)
+            self._launch_passes(kernel, programs, values, gives, launch)
             return
         else:
             columns = spec.columns if spec.columns != spec.width else width
             values |= {"PADDED": padded_width(columns), "ROWS": it.rows, "HELD": it.held}
             values |= {"parts": values["maxima"].shape[0] if "maxima" in values else 0}
-            kernel = kernels.norm_forward if forward else kernels.norm_backward
             values |= {"COLUMNS": columns, "k": width} if forward else {}
         launch_by_name(launch, kernel, (programs,), values | gives, it.warps)
 
@@ -202,6 +207,7 @@ class FusedCastTransposeOperator(_NormOperator):
 
     spec: FusedCastTranspose
     tile: TransposeTile
+    kernel = "norm_cast_transpose"
 
     def _parts(self, first: Tensor) -> int:
         """How many tiles there are one below the other: each has programs of its own."""

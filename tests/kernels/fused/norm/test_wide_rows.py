@@ -12,16 +12,14 @@ from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import configuration
 from loka.kernels.fused.quantization import Quantization
 from loka.kernels.fused.rendering import render
-from loka.templating.templates import load_templates
 
 LAYER_NORM = ("layer_norm", True, True, 1e-5, None, False)
 
 
 def test_wide_and_held_rows_meet():
-    templates = load_templates()
-    held, wide = (render(NormForward(width, *LAYER_NORM, True, True), templates) for width in (16384, 16385))
-    assert (held.kernel, held.operator.launches[16384].chunk) == ("norm_forward", 0)
-    assert (wide.kernel, wide.operator.launches[16385].chunk) == ("wide_forward", 4096)
+    held, wide = (render(NormForward(width, *LAYER_NORM, True, True)) for width in (16384, 16385))
+    assert (held.operator.kernel, held.operator.launches[16384].chunk) == ("norm_forward", 0)
+    assert (wide.operator.kernel, wide.operator.launches[16385].chunk) == ("wide_forward", 4096)
 
 
 def test_chunks_hold_whole_blocks():

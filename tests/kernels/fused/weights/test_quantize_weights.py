@@ -12,7 +12,6 @@ from loka.errors import InputError
 from loka.kernels.fused.quantization import Quantization
 from loka.kernels.fused.quantize_weights import QuantizeWeights, grouped
 from loka.kernels.fused.rendering import render, render_all
-from loka.templating.templates import load_templates
 from tests.support.kernels.rendered_cases import Package, write_package
 from tests.support.kernels.weight_cases import WEIGHTS, WIDE, odd_weights, weights_of, widths_of
 
@@ -44,7 +43,7 @@ def test_the_operator_holds_what_the_compiler_expects(package: Package, spec: Qu
 
 @pytest.mark.parametrize("spec", [*WEIGHTS, *WIDE], ids=widths_of)
 def test_a_block_fits_the_registers(spec: QuantizeWeights) -> None:
-    operator = render(spec, load_templates()).operator
+    operator = render(spec).operator
     blocks, warps, programs = operator.blocks([each.width for each in spec.quantizers])
     for width, columns, padded, rows in blocks:
         assert padded >= columns > padded // 2
@@ -56,11 +55,11 @@ def test_a_block_fits_the_registers(spec: QuantizeWeights) -> None:
 
 def test_one_operator_takes_all_widths_and_each_has_one_number_of_columns() -> None:
     spec = weights_of((479, 480), 1024)
-    (rendered,) = render_all([spec, weights_of(64, 64, 1024)], load_templates())
+    (rendered,) = render_all([spec, weights_of(64, 64, 1024)])
     assert rendered.operator.columns == {64: 64, 479: 480, 1024: 1024}
     assert rendered.operator.count == 3
     with pytest.raises(InputError, match="two different kernels are called quantize_weights"):
-        render_all([spec, weights_of(479, 64)], load_templates())
+        render_all([spec, weights_of(479, 64)])
     assert spec.parameters == ("weight_0", "weight_1")
     assert spec.results == ("values_0", "scale_0", "scale_max_0", "values_1", "scale_1", "scale_max_1")
 
