@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "7d26cb374b1b0b51e9458c359356f685bafb368d8437478f6b4c4ea1a397ca39"
+STAMP = "83578dbbc2e2cc803097e1f66edf8b99b802d336dc924e4222f70ca241043def"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

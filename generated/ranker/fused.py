@@ -18,9 +18,9 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "7d26cb374b1b0b51e9458c359356f685bafb368d8437478f6b4c4ea1a397ca39"
+STAMP = "83578dbbc2e2cc803097e1f66edf8b99b802d336dc924e4222f70ca241043def"
 
-kernel = operators.of_package(__package__, "ec48f2c5")
+kernel = operators.of_package(__package__, "69d89808")
 
 # Gradient of addition -> e4m3 with one power-of-two scale a row.
 # grad -> values, scale, scale_max, dadd

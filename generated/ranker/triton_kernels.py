@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "7d26cb374b1b0b51e9458c359356f685bafb368d8437478f6b4c4ea1a397ca39"
+STAMP = "83578dbbc2e2cc803097e1f66edf8b99b802d336dc924e4222f70ca241043def"
 
 
 @triton.jit
@@ -49,18 +49,22 @@ def activation_gradient(grad, z, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def normalise(
-    x, inside, WIDTH: tl.constexpr, whole: tl.constexpr, ROWS: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x, inside, row, valid, mean_ptr, rstd_ptr, WIDTH: tl.constexpr, whole: tl.constexpr, ROWS: tl.constexpr,
+    NORM: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """n, mean and rstd of rows that a program holds."""
-    n, mean, rstd = x, 0.0, 0.0
+    """n of rows that a program holds, whose statistics are stored where there is a place for them."""
+    n, rstd = x, 0.0
     if NORM == "layer_norm":
         mean = tl.sum(x, -1) / WIDTH
         n = zero_outside(x - by_row(mean, ROWS), inside, whole)
+        if mean_ptr is not None:
+            tl.store(mean_ptr + row, mean, mask=valid)
     if NORM == "layer_norm" or NORM == "rms_norm":
         rstd = tl.rsqrt(tl.sum(n * n, -1) / WIDTH + EPS)
         n = n * by_row(rstd, ROWS)
-    return n, mean, rstd
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + row, rstd, mask=valid)
+    return n
 
 
 @triton.jit
@@ -622,13 +626,7 @@ def norm_forward(
         x = load_sum(x_ptr + start * x_stride + columns, add, times_ptr, residual_ptr, offsets, mask)
         if kept_ptr is not None:
             tl.store(kept_ptr + offsets, x, mask=stored)
-        n = x
-        if NORM is not None:
-            n, mean, rstd = normalise(x, inside, WIDTH, WIDTH == PADDED, ROWS, NORM, EPS, BLOCK)
-            if mean_ptr is not None:
-                tl.store(mean_ptr + row, mean, mask=valid)
-            if rstd_ptr is not None:
-                tl.store(rstd_ptr + row, rstd, mask=valid)
+        n = normalise(x, inside, row, valid, mean_ptr, rstd_ptr, WIDTH, WIDTH == PADDED, ROWS, NORM, EPS, BLOCK)
         y = output_of(n, x, weight, bias, inside, WIDTH == PADDED, ACTIVATION, SCALING)
         largest, overflow = store_output(
             y, out_ptr, scale_ptr, offsets, row, valid, stored, factor, largest, overflow,

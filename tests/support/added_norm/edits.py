@@ -53,7 +53,7 @@ def _normalize_gradient(dn: Tensor, normed: Normalised, eps: float, block: int) 
     ),
     Edit(
         "templates/triton/device/norms.py.j2",
-        "    return n, mean, rstd\n",
+        "    if rstd_ptr is not None:\n        tl.store(rstd_ptr + row, rstd, mask=valid)\n",
         """\
     if NORM == "normalize":
         rstd = 1.0 / tl.maximum(tl.sqrt(tl.sum(x * x, -1)), EPS)
