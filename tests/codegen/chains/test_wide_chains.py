@@ -18,13 +18,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.mark.slow
 def test_one_chain_with_kernels_in_chunks(made: Made) -> None:
-    kernels = Path(made("fp8")[0].__file__ or "").with_name("triton_kernels.py").read_text(encoding="utf-8")
+    folder = Path(made("fp8")[0].__file__ or "").parent
+    fused, kernels = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("fused.py", "triton_kernels.py"))
     for function in (
         "layer_norm_e4m3_16640", "layer_norm_backward_16640", "add_layer_norm_silu_e4m3_16640",
         "add_layer_norm_silu_backward_e4m3_16640", "quantize_e4m3_16640",
     ):  # fmt: skip
-        assert f"def _{function}(" in kernels
-    assert "tl.range(0, 16640, 4096" in kernels
+        assert f"\n{function} = kernel(" in fused
+    assert "def wide_forward(" in kernels
+    assert "def wide_backward(" in kernels
 
 
 @pytest.mark.slow
