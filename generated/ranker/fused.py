@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "83578dbbc2e2cc803097e1f66edf8b99b802d336dc924e4222f70ca241043def"
+STAMP = "d61ca4aa9269acd1b625836b8a8239065400140565aac85c7642fb67e0050183"
 
 kernel = operators.of_package(__package__, "69d89808")
 

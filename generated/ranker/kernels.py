@@ -7,9 +7,10 @@ A quantizer works along the last dimension of a matrix and returns FP8 values an
 quantizes both of its operands along the dimension that it sums over.
 
 A chain is a run of linears, with the norms and activations around them, as one function: `run` loops over its stages,
-and `loka.kernels.chain_values` says what their names stand for. Kernels (of `fused`, by name) normalise, activate and
-quantize a row in one pass, forward and backward, so that what lies between two GEMMs is read
-and written once. A GEMM that sums over the rows takes its FP8 operands transposed, requantized to one scale, the
+and `loka.kernels.chain_values` says what their names stand for. A stage is called as what it holds, its GEMMs in FP8 or
+native, that is in the model's dtype, and what it makes where that is the next linear's input. Kernels (of `fused`, by
+name) normalise, activate and quantize a row in one pass, forward and backward, so that what lies between two GEMMs is
+read and written once. A GEMM that sums over the rows takes its FP8 operands transposed, requantized to one scale, the
 largest. Gradients of vectors come as partial sums, which `fused.reduce` adds up.
 
 Interactions, the small products of a sample's embeddings and norms of what is concatenated, have kernels of their own.
@@ -17,19 +18,16 @@ Interactions, the small products of a sample's embeddings and norms of what is c
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from loka import dispatch
-from loka.dispatch.chain import Tensors, run
+from loka.dispatch.chain import CounterIds, Tensors, run
 from loka.kernels.chain_values import Chain, Launch, ScaledGemm, Stage, StageGemms, constant
 
 from . import fused
 
-STAMP = "83578dbbc2e2cc803097e1f66edf8b99b802d336dc924e4222f70ca241043def"
+STAMP = "d61ca4aa9269acd1b625836b8a8239065400140565aac85c7642fb67e0050183"
 
 
 def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,7 +42,7 @@ def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:
     return values.to(torch.float8_e4m3fn).contiguous(), scale
 
 
-LINEAR_LAYER_NORM_SILU_LAST = Stage(
+NATIVE_LINEAR_LAYER_NORM_SILU = Stage(
     parameters="weight bias norm_weight norm_bias",
     forward=Launch("add_layer_norm_silu", "y bias norm_weight norm_bias dtype", "out mean rstd"),
     inference=Launch("add_layer_norm_silu_inference", "y bias norm_weight norm_bias dtype", "out"),
@@ -53,7 +51,6 @@ LINEAR_LAYER_NORM_SILU_LAST = Stage(
         "grad y bias norm_weight norm_bias mean rstd",
         "dy norm_weight_sums norm_bias_sums bias_sums",
     ),
-    saved="y bias norm_weight norm_bias mean rstd",
 )
 FP8_GEMMS = StageGemms(
     fprop=ScaledGemm("scaled_mm", ("rowwise", "rowwise")),
@@ -61,7 +58,7 @@ FP8_GEMMS = StageGemms(
     wgrad=ScaledGemm("scaled_mm", ("tensorwise", "tensorwise"), first_scale=(True, True)),
     saved="x_fp8 x_scale x_scale_max weight_fp8 weight_scale weight_scale_max",
 )
-LINEAR_LAYER_NORM_SILU = Stage(
+FP8_LINEAR_LAYER_NORM_SILU_TO_FP8 = Stage(
     parameters="weight bias norm_weight norm_bias",
     gemms=FP8_GEMMS,
     forward=Launch("add_layer_norm_silu_e4m3", "y bias norm_weight norm_bias", "x_fp8 x_scale x_scale_max mean rstd"),
@@ -71,16 +68,14 @@ LINEAR_LAYER_NORM_SILU = Stage(
         "grad y bias norm_weight norm_bias mean rstd",
         "dy_fp8 dy_scale dy_scale_max norm_weight_sums norm_bias_sums bias_sums",
     ),
-    saved="y bias norm_weight norm_bias mean rstd",
 )
-LINEAR_LAST = Stage(
+FP8_LINEAR = Stage(
     parameters="weight bias",
     gemms=FP8_GEMMS,
     backward=Launch("add_backward_e4m3", "grad", "dy_fp8 dy_scale dy_scale_max bias_sums"),
-    saved="bias",
     bias_in_gemm=True,
 )
-LINEAR_LAYER_NORM_SILU_LAST_2 = Stage(
+FP8_LINEAR_LAYER_NORM_SILU = Stage(
     parameters="weight bias norm_weight norm_bias",
     gemms=FP8_GEMMS,
     forward=Launch("add_layer_norm_silu", "y bias norm_weight norm_bias dtype", "out mean rstd"),
@@ -90,14 +85,13 @@ LINEAR_LAYER_NORM_SILU_LAST_2 = Stage(
         "grad y bias norm_weight norm_bias mean rstd",
         "dy_fp8 dy_scale dy_scale_max norm_weight_sums norm_bias_sums bias_sums",
     ),
-    saved="y bias norm_weight norm_bias mean rstd",
 )
-EMBED_DENSE_0 = constant(Chain(k=13, n=256, stages=(LINEAR_LAYER_NORM_SILU_LAST,)))
+EMBED_DENSE_0 = constant(Chain(k=13, n=256, stages=(NATIVE_LINEAR_LAYER_NORM_SILU,)))
 LAYERS_FMB_0 = constant(
     Chain(
         k=256,
         n=2048,
-        stages=(LINEAR_LAYER_NORM_SILU_LAST,),
+        stages=(NATIVE_LINEAR_LAYER_NORM_SILU,),
         head=Stage(
             parameters="norm_weight norm_bias",
             forward=Launch("layer_norm", "x norm_weight norm_bias dtype", "x_plain mean rstd"),
@@ -105,7 +99,6 @@ LAYERS_FMB_0 = constant(
             backward=Launch(
                 "layer_norm_backward", "grad x norm_weight mean rstd", "dx norm_weight_sums norm_bias_sums"
             ),
-            saved="x norm_weight norm_bias mean rstd",
         ),
     ),
 )
@@ -113,7 +106,7 @@ LAYERS_FMB_3_TO_6 = constant(
     Chain(
         k=2048,
         n=1024,
-        stages=(LINEAR_LAYER_NORM_SILU, LINEAR_LAST),
+        stages=(FP8_LINEAR_LAYER_NORM_SILU_TO_FP8, FP8_LINEAR),
         head=Stage(forward=Launch("quantize_e4m3", "x", "x_fp8 x_scale x_scale_max")),
         weights=((0, 1),),
     ),
@@ -122,7 +115,7 @@ HEAD_MLP = constant(
     Chain(
         k=2048,
         n=2048,
-        stages=(LINEAR_LAYER_NORM_SILU, LINEAR_LAYER_NORM_SILU, LINEAR_LAYER_NORM_SILU_LAST_2),
+        stages=(FP8_LINEAR_LAYER_NORM_SILU_TO_FP8, FP8_LINEAR_LAYER_NORM_SILU_TO_FP8, FP8_LINEAR_LAYER_NORM_SILU),
         head=Stage(forward=Launch("quantize_e4m3", "x", "x_fp8 x_scale x_scale_max")),
         weights=((0, 1, 2),),
     ),
@@ -130,97 +123,53 @@ HEAD_MLP = constant(
 
 
 def embed_dense_0(x: Tensor, linear: Tensors) -> Tensor:
-    """linear -> layer_norm -> silu: x (..., 13), weight (256, 13) -> (..., 256).
+    """embed.dense.0: linear -> layer_norm -> silu.
 
-    embed.dense.0. GEMMs: fprop, dgrad, wgrad in the model's dtype.
+    x (..., 13), weight (256, 13) -> (..., 256).
     """
     return run(EMBED_DENSE_0, fused, (x,), (), (linear,))
 
 
 def layers_fmb_0(x: Tensor, norm: Tensors, linear: Tensors) -> Tensor:
-    """layer_norm -> linear -> layer_norm -> silu: x (..., 256), weight (2048, 256) -> (..., 2048).
+    """layers.0.fmb.0, layers.1.fmb.0, layers.2.fmb.0: layer_norm -> linear -> layer_norm -> silu.
 
-    layers.0.fmb.0, layers.1.fmb.0, layers.2.fmb.0. GEMMs: fprop, dgrad, wgrad in the model's dtype.
+    x (..., 256), weight (2048, 256) -> (..., 2048).
     """
     return run(LAYERS_FMB_0, fused, (x,), norm, (linear,))
 
 
-def layers_fmb_3_to_6(x: Tensor, linear_0: Tensors, linear_1: Tensors, *counter_ids: int) -> Tensor:
-    """linear -> layer_norm -> silu -> linear: x (..., 2048), weight_0 (2048, 2048), weight_1 (1024, 2048) -> (...,
-    1024).
+def layers_fmb_3_to_6(x: Tensor, linear_0: Tensors, linear_1: Tensors, counter_ids: CounterIds) -> Tensor:
+    """layers.0.fmb, layers.1.fmb, layers.2.fmb: linear -> layer_norm -> silu -> linear.
 
-    layers.0.fmb, layers.1.fmb, layers.2.fmb. GEMMs: fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3
-    rowwise with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
+    x (..., 2048), weight_0 (2048, 2048), weight_1 (1024, 2048) -> (..., 1024).
     """
-    return run(LAYERS_FMB_3_TO_6, fused, (x,), (), (linear_0, linear_1), *counter_ids)
+    return run(LAYERS_FMB_3_TO_6, fused, (x,), (), (linear_0, linear_1), counter_ids)
 
 
-def head_mlp(x: Tensor, linear_0: Tensors, linear_1: Tensors, linear_2: Tensors, *counter_ids: int) -> Tensor:
-    """linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu: x (..., 2048),
-    weight_0 (2048, 2048), weight_1 (2048, 2048), weight_2 (2048, 2048) -> (..., 2048).
+def head_mlp(x: Tensor, linear_0: Tensors, linear_1: Tensors, linear_2: Tensors, counter_ids: CounterIds) -> Tensor:
+    """head.mlp: linear -> layer_norm -> silu -> linear -> layer_norm -> silu -> linear -> layer_norm -> silu.
 
-    head.mlp. GEMMs: fprop in e4m3 rowwise with power-of-two scales; dgrad in e4m3 rowwise with power-of-two scales by a
-    transposed copy; wgrad in transposed copies, tensorwise.
+    x (..., 2048), weight_0 (2048, 2048), weight_1 (2048, 2048), weight_2 (2048, 2048) -> (..., 2048).
     """
-    return run(HEAD_MLP, fused, (x,), (), (linear_0, linear_1, linear_2), *counter_ids)
-
-
-class LayersFmInteractionFunction(torch.autograd.Function):
-    """All pairs of a sample's embeddings at low rank, and weighted sums of them; x itself for the sum that adds it."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, rank: Tensor, compress: Tensor, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        samples = x.to(dtype)
-        products, compressed = fused.fm_interaction_16x128_to_16_8(samples, rank.to(dtype), compress.to(dtype))
-        ctx.save_for_backward(samples, rank, compress)
-        return products, compressed, x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dproducts: Tensor, dcompressed: Tensor, passed: Tensor) -> tuple[Tensor | None, ...]:
-        samples, rank, compress = ctx.saved_tensors
-        dx, drank_sums, dcompress_sums = fused.fm_interaction_backward_16x128_to_16_8_passed(
-            dproducts, dcompressed, samples, rank.to(samples.dtype), compress.to(samples.dtype), passed
-        )
-        drank, dcompress = dispatch.reduced(fused.reduce, [drank_sums, dcompress_sums], [rank.dtype, compress.dtype])
-        return dx, drank.view(rank.shape), dcompress.view(compress.shape), None
+    return run(HEAD_MLP, fused, (x,), (), (linear_0, linear_1, linear_2), counter_ids)
 
 
 def layers_fm_interaction(x: Tensor, rank: Tensor, compress: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x (B, 16, 128) -> x @ (x^T @ rank) (B, 16, 16), compress @ x (B, 8, 128), and x itself for the sum that adds
     it."""
-    y: Any = LayersFmInteractionFunction.apply(x, rank, compress, dispatch.output_dtype(x, rank, compress))
-    return y
-
-
-class LayersConcatNormFunction(torch.autograd.Function):
-    """The layer_norm of 2 parts one after another plus the residual."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
-    ) -> Tensor:
-        out, mean, rstd = fused.concat_norm_2_residual_layer_norm_128(part_0, part_1, residual, weight, bias, dtype)
-        ctx.save_for_backward(part_0, part_1, residual, weight, bias, mean, rstd)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        part_0, part_1, residual, weight, bias, mean, rstd = ctx.saved_tensors
-        dx, dweight_sums, dbias_sums = fused.concat_norm_2_residual_layer_norm_backward_128(
-            grad, part_0, part_1, residual, weight, mean, rstd
-        )
-        dweight, dbias = dispatch.reduced(fused.reduce, [dweight_sums, dbias_sums], [weight.dtype, bias.dtype])
-        dpart_0, dpart_1 = dx.split((part_0.shape[1], part_1.shape[1]), 1)
-        return dpart_0.to(part_0.dtype), dpart_1.to(part_1.dtype), dx.to(residual.dtype), dweight, dbias, None
+    return dispatch.fm_interaction(
+        fused, "fm_interaction_16x128_to_16_8", "fm_interaction_backward_16x128_to_16_8_passed", True, x, rank, compress
+    )
 
 
 def layers_concat_norm(part_0: Tensor, part_1: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """part_0 (B, n_0, 128), part_1 (B, n_1, 128); residual and result (B, n, 128), n the sum of all rows."""
-    y: Any = LayersConcatNormFunction.apply(
-        part_0, part_1, residual, weight, bias, dispatch.joined_dtype(part_0, part_1, residual)
+    return dispatch.concat_norm(
+        fused,
+        "concat_norm_2_residual_layer_norm_128",
+        "concat_norm_2_residual_layer_norm_backward_128",
+        (part_0, part_1),
+        residual,
+        weight,
+        bias,
     )
-    return y

@@ -4,8 +4,8 @@ Written by `loka generate`, which overwrites it: edit the policy and generate ag
 
 Each class becomes the class of the modules that its docstring names: their parameters, hooks and names stay, `forward`
 is the one below. `self.loka.counter_id(i)` is the number under which the i-th of their GEMM sites counts itself. In
-mode "infer" the FP8 weights and scales of `loka_quantized` are kept, by site, and `self.loka_frozen(i)` gives them;
-in mode "train" it gives None, and each call quantizes the Parameter.
+mode "infer" the FP8 weights and scales of `loka_quantized` are kept, by site, and `self.loka_frozen(i)` gives them; in
+mode "train" it gives None, and each call quantizes the Parameter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "83578dbbc2e2cc803097e1f66edf8b99b802d336dc924e4222f70ca241043def"
+STAMP = "d61ca4aa9269acd1b625836b8a8239065400140565aac85c7642fb67e0050183"
 
 
 class EmbedDense(dispatch.Bound):
@@ -69,8 +69,7 @@ class Layers(dispatch.Bound):
             fmb_2,
             (self.loka_frozen(2) or self.fmb[3].weight, self.fmb[3].bias, self.fmb[4].weight, self.fmb[4].bias),
             (self.loka_frozen(3) or self.fmb[6].weight, self.fmb[6].bias),
-            self.loka.counter_id(2),
-            self.loka.counter_id(3),
+            self.loka.counter_ids(2, 3),
         )
         view = fmb_6.view(-1, 8, 128)
         # from norm
@@ -104,8 +103,6 @@ class Head(dispatch.Bound):
             (self.loka_frozen(0) or self.mlp[0].weight, self.mlp[0].bias, self.mlp[1].weight, self.mlp[1].bias),
             (self.loka_frozen(1) or self.mlp[3].weight, self.mlp[3].bias, self.mlp[4].weight, self.mlp[4].bias),
             (self.loka_frozen(2) or self.mlp[6].weight, self.mlp[6].bias, self.norm.weight, self.norm.bias),
-            self.loka.counter_id(0),
-            self.loka.counter_id(1),
-            self.loka.counter_id(2),
+            self.loka.counter_ids(0, 1, 2),
         )
         return self.out(silu)

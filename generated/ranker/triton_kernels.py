@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "83578dbbc2e2cc803097e1f66edf8b99b802d336dc924e4222f70ca241043def"
+STAMP = "d61ca4aa9269acd1b625836b8a8239065400140565aac85c7642fb67e0050183"
 
 
 @triton.jit

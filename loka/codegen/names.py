@@ -37,6 +37,8 @@ RESERVED = frozenset(
         "ctx",
         "once_differentiable",
         "run",
+        "CounterIds",
+        "Tensors",
         "constant",
     }
 )
@@ -108,11 +110,6 @@ def _camel(name: str) -> str:
         joint = "X" if made[-1:].isdigit() and word[0].isdigit() else ""
         made += joint + word[0].upper() + word[1:]
     return made[:_LONGEST]
-
-
-def class_of(function: str) -> str:
-    """Name of a wrapper's autograd function: head_mlp_0 -> HeadMlp0Function."""
-    return f"{_camel(function)}Function"
 
 
 def snake(name: str) -> str:

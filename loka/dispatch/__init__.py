@@ -15,19 +15,9 @@ from loka.dispatch.dispatch_errors import (
     NonFiniteError,
     VerifyError,
 )
+from loka.dispatch.interactions import concat_norm, cross, fm_interaction
 from loka.dispatch.patch import Patch, patch_of
-from loka.dispatch.runtime import (
-    Weight,
-    is_empty,
-    joined_dtype,
-    linear,
-    output_dtype,
-    reduced,
-    rows,
-    saved_tensors,
-    summed_dtype,
-    without_elements,
-)
+from loka.dispatch.runtime import Weight, linear, output_dtype
 from loka.dispatch.static_scales import Overflow, StaticScale
 from loka.graph.fingerprint import Fingerprint, PlannedCall
 from loka.kernels.gemm.m_buckets import mm_by_k_bucket, mm_by_m_bucket
@@ -57,18 +47,14 @@ __all__ = [
     "adapt",
     "apply",
     "check_stamps",
+    "concat_norm",
     "convert",
-    "is_empty",
-    "joined_dtype",
+    "cross",
+    "fm_interaction",
     "linear",
     "mm_by_k_bucket",
     "mm_by_m_bucket",
     "output_dtype",
     "patch_of",
-    "reduced",
-    "rows",
-    "saved_tensors",
     "scaled_mm",
-    "summed_dtype",
-    "without_elements",
 ]

@@ -30,6 +30,7 @@ from loka.dispatch.chain_stages import (
 from loka.dispatch.runtime import Weight, is_empty, output_dtype, saved_tensors, without_rows
 from loka.kernels.chain_values import Chain
 
+CounterIds = tuple[int, ...]  # of the fprop of each FP8 linear
 Tensors = Sequence[Weight]  # of a norm; or of a linear and what follows, its weight first
 
 _BEFORE = 3  # arguments of the autograd function before x
@@ -41,7 +42,7 @@ def run(
     matrices: Sequence[Tensor],
     norm: Tensors,
     linears: Sequence[Tensors],
-    *counter_ids: int,
+    counter_ids: CounterIds = (),
 ) -> Tensor:
     """The result (..., N) of a chain for x (..., K), the first of `matrices`; it multiplies by or adds the others.
 
@@ -153,7 +154,7 @@ def _forward(
     fused: Any,
     dtype: torch.dtype,
     values: list[Values],
-    counter_ids: Sequence[int],
+    counter_ids: CounterIds,
     inference: bool,
 ) -> Tensor:
     """The result of a chain; what backward reads stays in `values`, those of the head and of each stage."""

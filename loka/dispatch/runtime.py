@@ -134,7 +134,8 @@ def without_rows(
 
 class _WithoutRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, *arguments: Tensor) -> Tensor:  # Dynamo drops `ctx` of what takes one argument less
+        y, *inputs = arguments
         ctx.save_for_backward(*inputs)
         return y.clone()
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+_READ_AGAIN = ("x", "y", "sum", "mean", "rstd", "bias", "norm_weight", "norm_bias")
 _OF_INPUT = ("x_fp8", "x_fp8_t", "x_scale", "x_scale_max", "x_plain")
 
 
@@ -86,19 +87,21 @@ class Stage:
     forward: Launch | None = None  # from the product to the next linear's input or the result
     inference: Launch | None = None  # the same without a backward, if it is another
     backward: Launch | None = None  # from the gradient of the result to that of the product
-    saved: str = ""  # names of what backward reads, besides the weight and the operands of GEMMs
     bias_in_gemm: bool = False
     unpadded_k: int = 0  # columns of x and weight, if kernels add zeros behind them
     times: str | None = None  # argument that the product is multiplied by
     residual: str | int | None = None  # argument, or number of the stage whose result is added
     names: tuple[str, ...] = field(init=False, repr=False)  # of `parameters`
     frozen_names: tuple[str, ...] = field(init=False, repr=False)  # the same with frozen weights
-    saved_names: tuple[str, ...] = field(init=False, repr=False)
+    saved_names: tuple[str, ...] = field(init=False, repr=False)  # of what forward leaves to backward
     sums: tuple[tuple[str, str], ...] = field(init=False, repr=False)  # (vector, its partial sums) that backward makes
     kept_names: tuple[str, ...] = field(init=False, repr=False)  # of what the gradients of arguments are made of
 
     def __post_init__(self) -> None:
-        names, saved = tuple(self.parameters.split()), tuple(self.saved.split())
+        names = tuple(self.parameters.split())
+        read = self.backward.reads if self.backward is not None else ()
+        read += ("y",) if self.times is not None else ()  # for the gradient of `times`
+        saved = tuple([name for name in _READ_AGAIN if name in read or name in names])
         if "weight" in names:
             saved = ("weight", *self.gemms.saved.split(), *saved)
         frozen = names if self.gemms.fprop is None else ("weight_fp8", "weight_scale", *names[1:])
@@ -136,7 +139,9 @@ class Chain:
         head = ("x", *self.others, *self.head.names)
         object.__setattr__(self, "names", (head, *[stage.names for stage in self.stages]))
         object.__setattr__(self, "frozen_names", (head, *[stage.frozen_names for stage in self.stages]))
-        object.__setattr__(self, "saved_names", tuple([stage.saved_names for stage in (self.head, *self.stages)]))
+        times = [stage.times for stage in self.stages if stage.times is not None]
+        of_head = tuple(dict.fromkeys([*self.head.saved_names, *times]))
+        object.__setattr__(self, "saved_names", (of_head, *[stage.saved_names for stage in self.stages]))
         object.__setattr__(self, "arguments", sum(map(len, self.names)))
         read = [name for stage in self.stages for name in (stage.times, stage.residual)]
         by_residual = {stage.residual: number for number, stage in enumerate(self.stages)}

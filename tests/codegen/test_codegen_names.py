@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loka.codegen.modules.binding_text import numbered
-from loka.codegen.names import RESERVED, Layers, Names, class_name, class_of, layers, shown, snake, variable_name
+from loka.codegen.names import RESERVED, Layers, Names, class_name, layers, shown, snake, variable_name
 
 LINEAR = "torch.nn.modules.linear.Linear"
 
@@ -93,7 +93,6 @@ def test_names_of_any_layers_are_plain_identifiers(paths: list[str]) -> None:
     found = layers([paths], "tower")
     for made in (found.name, found.longer):
         assert Names().unique(made).isidentifier()
-        assert Names().unique(class_of(made)).isidentifier()
 
 
 def test_the_longer_name_where_the_short_one_is_taken() -> None:
@@ -107,4 +106,3 @@ def test_the_longer_name_where_the_short_one_is_taken() -> None:
 def test_class_names_as_functions() -> None:
     found = [snake(name) for name in ("EmbedDense", "LayersFmb0", "DCNv2", "a")]
     assert found == ["embed_dense", "layers_fmb0", "dcnv2", "a"]
-    assert class_of("layers_fmb_0") == "LayersFmb0Function"

@@ -67,9 +67,11 @@ def wide_texts() -> dict[str, Plan]:
 
 
 def called_kernels(files: dict[str, str]) -> set[str]:
-    """The kernels that functions call, and that stages of chains name, without those of any number of operands."""
-    patterns = (r"\bfused\.(\w+)\(", r'Launch\(\s*"(\w+)"', r'\("\w+", "(products_\w+)"\)')
-    return {name for pattern in patterns for name in re.findall(pattern, files["kernels.py"])}
+    """The kernels that functions and stages of chains name, without those of any number of operands."""
+    text = files["kernels.py"]
+    names = {name for pair in re.findall(r'\bfused,\s+"(\w+)",\s+"(\w+)"', text) for name in pair}
+    patterns = (r'Launch\(\s*"(\w+)"', r'\("\w+", "(products_\w+)"\)')
+    return names | {name for pattern in patterns for name in re.findall(pattern, text)}
 
 
 def made_kernels(files: dict[str, str]) -> set[str]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loka import dispatch
-from loka.dispatch.runtime import refuse_unusual
+from loka.dispatch import runtime
 from loka.errors import InputError
 
 
 @pytest.mark.parametrize("shape", [(8,), (5, 8), (0, 8), (2, 0, 8), (2, 3, 4, 8)])
 def test_tensors_of_one_shape_become_matrices(shape: tuple[int, ...]) -> None:
     tensors = torch.randn(shape), torch.randn((8, *shape[:-1])).movedim(0, -1)  # the second is not contiguous
-    for tensor, found in zip(tensors, dispatch.rows(8, *tensors), strict=True):
+    for tensor, found in zip(tensors, runtime.rows(8, *tensors), strict=True):
         assert found.shape == (tensor.numel() // 8, 8)
         assert torch.equal(found.reshape(shape), tensor)
 
@@ -21,21 +20,21 @@ def test_tensors_of_one_shape_become_matrices(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("other", [(1, 8), (8,), (2, 5, 8), (5, 4), (5, 1)])
 def test_other_shapes_are_refused_also_those_that_broadcast(other: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match=r"rows of 8 elements got the shapes \(5, 8\), "):
-        dispatch.rows(8, torch.randn(5, 8), torch.randn(other))
+        runtime.rows(8, torch.randn(5, 8), torch.randn(other))
     with pytest.raises(InputError, match="generate it again"):
-        dispatch.rows(8, torch.randn(()))
+        runtime.rows(8, torch.randn(()))
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8)])
 def test_an_input_without_elements_has_a_result_without_any(shape: tuple[int, ...]) -> None:
-    found = dispatch.without_elements(torch.empty(shape), 8, 3, torch.bfloat16)
+    found = runtime.without_elements(torch.empty(shape), 8, 3, torch.bfloat16)
     assert (found.shape, found.dtype) == ((*shape[:-1], 3), torch.bfloat16)
 
 
 @pytest.mark.parametrize("shape", [(0, 9), (5, 0), (0,), (2, 0, 1)])
 def test_nor_does_one_of_another_width_make_rows(shape: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match=r"rows of 8 elements got an input of shape .*generate it again"):
-        dispatch.without_elements(torch.empty(shape), 8, 3, torch.float32)
+        runtime.without_elements(torch.empty(shape), 8, 3, torch.float32)
 
 
 X = torch.arange(12.0).view(3, 4)
@@ -52,12 +51,12 @@ UNUSUAL = {
 def test_tensors_that_are_not_dense_are_refused_with_what_to_do(kind: str, frozen: bool) -> None:
     says = "nested" if kind == "jagged" else kind
     with pytest.raises(InputError, match=rf"reads dense tensors, and its input is {says}: .*patch\.keep"):
-        dispatch.output_dtype(UNUSUAL[kind](), *(() if frozen else (X,)))
+        runtime.output_dtype(UNUSUAL[kind](), *(() if frozen else (X,)))
 
 
 def test_transforms_of_torch_func_are_refused_where_autograd_records() -> None:
     def double(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-        dispatch.output_dtype(x, *weights)
+        runtime.output_dtype(x, *weights)
         return 2 * x
 
     with pytest.raises(InputError, match=r"have no rules for torch\.func \(vmap, .*patch\.remove\(\) before"):
@@ -73,22 +72,22 @@ def test_a_sharded_weight_beside_a_plain_input_names_the_cause() -> None:
 
     weight = torch.ones(2, 4).as_subclass(DTensor)
     with pytest.raises(InputError, match=r"a weight of shape \(2, 4\) is sharded .* an FSDP unit of its own"):
-        refuse_unusual(X, (X, weight))
-    refuse_unusual(X.as_subclass(DTensor), (weight,))
+        runtime.refuse_unusual(X, (X, weight))
+    runtime.refuse_unusual(X.as_subclass(DTensor), (weight,))
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_dtypes_of_results() -> None:
     x = torch.zeros(1)
     made = torch.empty(4, 8, device="meta", dtype=torch.bfloat16)  # which autocast has nothing of
-    assert dispatch.output_dtype(x) == torch.float32
+    assert runtime.output_dtype(x) == torch.float32
     with torch.autocast("cpu", torch.float16):
-        assert dispatch.output_dtype(x) == torch.float16
-        assert dispatch.output_dtype(x.double()) == torch.float64
-        assert dispatch.joined_dtype(x.half()) == torch.float32
-        assert dispatch.output_dtype(made) == dispatch.joined_dtype(made) == torch.bfloat16
-        assert dispatch.joined_dtype(made, made.float()) == torch.float32
+        assert runtime.output_dtype(x) == torch.float16
+        assert runtime.output_dtype(x.double()) == torch.float64
+        assert runtime.joined_dtype(x.half()) == torch.float32
+        assert runtime.output_dtype(made) == runtime.joined_dtype(made) == torch.bfloat16
+        assert runtime.joined_dtype(made, made.float()) == torch.float32
         with torch.autocast("cpu", enabled=False):
-            assert dispatch.output_dtype(x) == torch.float32
+            assert runtime.output_dtype(x) == torch.float32
     with torch.autocast("cuda", torch.bfloat16):
-        assert dispatch.output_dtype(x) == torch.float32
+        assert runtime.output_dtype(x) == torch.float32

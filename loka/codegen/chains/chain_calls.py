@@ -174,8 +174,8 @@ def chain_arguments(
         group += _norm_texts(stage.after, scope)
         group += known_arguments(number) if shape.known else []
         groups.append(group)
-    ticks = planned.sites if shape.fp8 else ()
-    return [*around, *map(tuple_of, groups), *(f"self.loka.counter_id({number})" for number in ticks)]
+    counted = [f"self.loka.counter_ids({', '.join(map(str, planned.sites))})"] if shape.fp8 else []
+    return [*around, *map(tuple_of, groups), *counted]
 
 
 def or_frozen(site: int, weight: str) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 
 from loka.codegen.chains.chain_shapes import ChainShape
 from loka.codegen.chains.chain_stages import ChainStages, argument_width
 from loka.codegen.layout import literal, tuple_of
-from loka.codegen.modules.linear_recipes import recipe_label
 from loka.codegen.names import Layers, Names, listed
 from loka.kernels.chain_values import Chain, Stage, StageGemms
 from loka.kernels.fused.rendering import AnySpec
@@ -24,7 +24,6 @@ class ChainFunctionView:
     steps: tuple[str, ...]  # layer_norm, linear, silu
     sizes: str  # "x (..., 512), weight (2048, 512)"
     width: int  # of the result
-    recipe: str  # of the GEMMs
     parameters: dict[str, str]  # name -> type
     matrices: tuple[str, ...]  # x and the arguments that stages multiply by or add
     norm: str  # parameters of the norm before the first linear
@@ -40,6 +39,7 @@ class ChainsView:
     chains: dict[str, str]
     functions: tuple[ChainFunctionView, ...]
     classes: tuple[str, ...]  # that the constants call
+    fp8: bool  # any GEMMs count
 
     def __bool__(self) -> bool:
         return bool(self.chains)
@@ -76,13 +76,14 @@ class Chains:
         """View of all chains."""
         constants = _Constants()
         names = {shape: constants.reserve(name) for shape, name in self._function_names.items()}
-        chains = {name: constants.chain(ChainStages(shape).chain(), shape) for shape, name in names.items()}
+        chains = {name: constants.chain(name, ChainStages(shape).chain(), shape) for shape, name in names.items()}
         texts = " ".join([*constants.texts.values(), *chains.values()])
         return ChainsView(
             constants.texts,
             chains,
             tuple(self._function(shape, name) for shape, name in names.items()),
             tuple(sorted(set(re.findall(r"\b([A-Z]\w*[a-z])\(", texts)))),
+            any(shape.fp8 for shape in names),
         )
 
     def _function(self, shape: ChainShape, constant: str) -> ChainFunctionView:
@@ -97,7 +98,6 @@ class Chains:
             steps=shape.ops,
             sizes=_sizes(shape),
             width=shape.stages[-1].n,
-            recipe="; ".join(dict.fromkeys(recipe_label(stage.recipe.items()) for stage in shape.stages)),
             parameters=dict.fromkeys(matrices, "Tensor") | dict.fromkeys((*norm, *linears), "Tensors"),
             matrices=matrices,
             norm="norm" if norm else "()",
@@ -118,18 +118,22 @@ class _Constants:
         """A name of its own for a constant."""
         return self._names.unique(wanted.lower()).upper()
 
-    def chain(self, chain: Chain, shape: ChainShape) -> str:
-        """A chain whose stages are constants."""
+    def chain(self, name: str, chain: Chain, shape: ChainShape) -> str:
+        """A chain whose stages are constants: called as what they hold, or else by their chain and place in it."""
         for number, stage in enumerate(chain.stages):
+            own = f"{name}_{number}"
             if stage.gemms != StageGemms():
-                self._name("fp8_gemms", stage.gemms)
-            self._name("_".join([*shape.stages[number].ops, *(["last"] if stage is chain.stages[-1] else [])]), stage)
+                kind = ["static"] * stage.gemms.static + ["native_wgrad"] * stage.gemms.keeps_wgrad
+                self._name(["_".join(["fp8_gemms", *kind]), f"{own}_gemms"], stage.gemms)
+            runs = "fp8" if shape.fp8 else "native"
+            makes = [] if stage is chain.stages[-1] else ["to", runs]
+            self._name(["_".join([runs, *shape.stages[number].ops, *makes]), own], stage)
         return self._text(chain)
 
-    def _name(self, wanted: str, value: Stage | StageGemms) -> None:
+    def _name(self, wanted: Sequence[str], value: Stage | StageGemms) -> None:
         if value not in self._found:
             text = self._text(value)
-            self._found[value] = self.reserve(wanted)
+            self._found[value] = self._names.first_free([name.lower() for name in wanted]).upper()
             self.texts[self._found[value]] = text
 
     def _text(self, value: object) -> str:

@@ -72,21 +72,16 @@ class ChainStages:
         """What comes before the first linear."""
         stage, fp8 = self.shape.stages[0], self.shape.fp8
         norm = stage.before
-        read = [each.times for each in self.shape.stages if each.times is not None]
         if norm is None:
             forward = self._forwards(self._input, "x") if fp8 else (None, None)
-            return Stage(forward=forward[0], inference=forward[1], saved=" ".join(dict.fromkeys(read)))
+            return Stage(forward=forward[0], inference=forward[1])
         forward = self._forwards(self._input, "x")
-        vectors = [f"norm_{name}" for name in ("weight", "bias") if getattr(norm, name)]
         spec = shapes.backward_before(stage, carried=any(self._shares("x")))
-        statistics = [name for name in spec.parameters if name in ("mean", "rstd")]
-        saved = dict.fromkeys(["x", *read, *vectors, *statistics])
         return Stage(
-            parameters=" ".join(vectors),
+            parameters=" ".join(f"norm_{name}" for name in ("weight", "bias") if getattr(norm, name)),
             forward=forward[0],
             inference=forward[1],
             backward=self._kernel(spec, {**_GRADIENT, "x": "x"}, {**_SUMS}),
-            saved=" ".join(saved),
         )
 
     def _input(self, inference: bool) -> AnySpec:
@@ -159,7 +154,6 @@ class ChainStages:
             forward=forward[0],
             inference=forward[1],
             backward=self._backward(index),
-            saved=" ".join(self._saved(index, vectors)),
             bias_in_gemm=stage.bias and not stage.followed and (last or not self.shape.fp8),
             unpadded_k=stage.given,
             times=stage.times,
@@ -186,14 +180,6 @@ class ChainStages:
             saved=" ".join([*saved, *weight]),
             static=self.shape.known,
         )
-
-    def _saved(self, index: int, vectors: list[str]) -> list[str]:
-        """What the backward of a stage needs besides the operands of its GEMMs."""
-        stage = self.shape.stages[index]
-        spec = shapes.backward_after(stage, self.shape.fp8)
-        statistics = [name for name in (spec.parameters if spec else ()) if name in ("mean", "rstd")]
-        product = stage.times is not None or (stage.bent and not stage.summed)
-        return [*["y"] * product, *["sum"] * (stage.bent and stage.summed), *vectors, *statistics]
 
     # Backward.
 

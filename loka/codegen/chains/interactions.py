@@ -1,6 +1,6 @@
 """FM interactions, concat norms and cross layers: shapes of their functions, and the arguments of their calls.
 
-Each shape gives one autograd function and its wrapper, from templates/function/KIND.py.j2.
+Each shape gives a function, from templates/interaction.py.j2, which calls that of its kind in `loka.dispatch`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loka.codegen.modules import statement_text
-from loka.codegen.names import Layers, Names, class_of
+from loka.codegen.names import Layers, Names
 from loka.errors import LokaError
 from loka.graph.expression import Ref, RefKind
 from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR
@@ -115,11 +115,10 @@ def kernels_of(shape: Shape) -> tuple[AnySpec, ...]:
 
 @dataclass(frozen=True, slots=True)
 class FunctionView:
-    """View of an autograd function and its wrapper, for templates/function/KIND.py.j2."""
+    """View of a function, for templates/interaction.py.j2."""
 
     kind: str  # fm_interaction, concat_norm or cross
-    name: str  # of the wrapper
-    function: str  # of the class
+    name: str
     shape: Shape
 
 
@@ -128,20 +127,19 @@ class InteractionCalls:
 
     def __init__(self, names: Names) -> None:
         self._names = names
-        self._found: dict[Shape, tuple[str, str]] = {}
+        self._found: dict[Shape, str] = {}
 
     def function(self, shape: Shape, layers: Layers) -> str:
-        """Register a call; returns the wrapper's name in kernels.py, after the first layers with this shape."""
+        """Register a call; returns the function's name in kernels.py, after the first layers with this shape."""
         if shape not in self._found:
             kind = _KINDS[type(shape)]
             short = [layers.name] if kind in layers.name.split("_") else []  # cross_0, rather than cross_0_cross
-            name = self._names.first_free([*short, f"{layers.name}_{kind}"])
-            self._found[shape] = (name, self._names.unique(class_of(name)))
-        return self._found[shape][0]
+            self._found[shape] = self._names.first_free([*short, f"{layers.name}_{kind}"])
+        return self._found[shape]
 
     def views(self) -> tuple[FunctionView, ...]:
         """Views of all registered functions."""
-        return tuple(FunctionView(_KINDS[type(shape)], *names, shape) for shape, names in self._found.items())
+        return tuple(FunctionView(_KINDS[type(shape)], name, shape) for shape, name in self._found.items())
 
     def specs(self) -> tuple[AnySpec, ...]:
         """Specs of the kernels that the functions call, each once."""

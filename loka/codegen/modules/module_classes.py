@@ -100,11 +100,11 @@ class ModuleWriter:
             found = layers(binding.sites, snake(name))
             kernel = self.kernels.chains.function(shape, found)
             static = known_arguments(0) if known else []
-            operands = [tuple_of([weight, *([bias] if bias else []), *static])]
+            operands = [tuple_of([weight, *([bias] if bias else []), *static]), "self.loka.counter_ids(0)"]
         else:
             kernel = self.kernels.recipes.linear(recipe)
-            operands = [weight, bias or "None"]
-        product = call(f"{self.kernels.module}.{kernel}", ("x", *operands, "self.loka.counter_id(0)"))
+            operands = [weight, bias or "None", "self.loka.counter_id(0)"]
+        product = call(f"{self.kernels.module}.{kernel}", ("x", *operands))
         view = ModuleView(
             name,
             self._docstring(binding, plans),

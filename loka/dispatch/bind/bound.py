@@ -62,6 +62,10 @@ class CallCounters:
         """The counter id of the fprop of site `index`."""
         return self.numbers[index]
 
+    def counter_ids(self, *indices: int) -> tuple[int, ...]:
+        """The counter ids of the fprops of several sites."""
+        return tuple([self.numbers[index] for index in indices])
+
     def planned(self, index: int) -> dict[str, tuple[str, ...]]:
         """FP8 GEMMs of site `index`, each with its permitted kernels."""
         return self._planned[index]

@@ -61,14 +61,14 @@ def stage(text: str, name: str) -> str:
 
 def test_the_input_is_not_transposed_and_the_kept_sum_is_read_again() -> None:
     text = kernels("kept", "crosses")
-    crossed, chain = stage(text, "LINEAR_TIMES_RESIDUAL"), stage(text, "BODY")
+    crossed, chain = stage(text, "FP8_LINEAR_TIMES_RESIDUAL_TO_FP8"), stage(text, "BODY")
     assert '"y bias times residual dtype", "x_fp8 x_scale x_scale_max sum"' in crossed  # for a residual, and for wgrad
     assert '"add_times_residual_keep_e4m3"' in crossed
-    kept = stage(text, "FP8_GEMMS")
+    kept = stage(text, "FP8_GEMMS_NATIVE_WGRAD")
     assert 'saved="x_plain weight_fp8' in kept
     assert "wgrad=" not in kept
-    assert "gemms=FP8_GEMMS, " in stage(text, "LINEAR")
-    assert chain.count("LINEAR,") == 3
+    assert "gemms=FP8_GEMMS_NATIVE_WGRAD, " in stage(text, "FP8_LINEAR_TO_FP8")
+    assert chain.count("FP8_LINEAR_TO_FP8,") == 3
 
 
 def test_a_site_whose_operands_are_in_fp8_alone_is_no_part_of_the_chain() -> None:

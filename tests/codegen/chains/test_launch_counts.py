@@ -32,12 +32,12 @@ def test_a_block_of_two_linears_quantizes_its_weights_by_one_launch(package: Mak
     assert step.kernels.total() == 63
 
 
-def forward_of(folder: Path, body: nn.Module) -> list[str]:
+def forward_of(folder: Path, body: nn.Module, grad: bool = True) -> list[str]:
     """The kernels that the forward of a body's chain launches, in order."""
     files = render_package(chains.chain_plan(body))
     package = plans.import_package(files, folder, f"gen_launches_{folder.name}")
     model = chains.Holder(body)
-    with package.apply(model), Launches() as step:
+    with package.apply(model), torch.set_grad_enabled(grad), Launches() as step:
         model(torch.randn(8, 48))
     return step.called
 
@@ -53,6 +53,12 @@ def test_a_chain_of_one_linear_keeps_its_quantizer(tmp_path: Path) -> None:
         "quantize_e4m3",
         "add_relu",
     ]
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_without_gradients_statistics_are_not_stored(tmp_path: Path, grad: bool) -> None:
+    called = forward_of(tmp_path, nn.Sequential(nn.LayerNorm(48), nn.Linear(48, 80)), grad)
+    assert called == ["layer_norm_e4m3" if grad else "layer_norm_e4m3_inference", "quantize_e4m3"]
 
 
 def test_a_launch_takes_up_to_eight_weights(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loka import dispatch
+from loka.dispatch import runtime
 from loka.errors import InputError
 from loka.kernels.fused import operators
 from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose
@@ -163,7 +163,7 @@ def test_requantize_transpose_is_the_reference(package):
 
 def test_reduction(package):
     first, second = torch.randn(7, 24), torch.randn(1, 3)
-    first_total, second_total = dispatch.reduced(package.fused.reduce, [first, second], [torch.bfloat16, torch.float32])
+    first_total, second_total = runtime.reduced(package.fused.reduce, [first, second], [torch.bfloat16, torch.float32])
     assert torch.equal(first_total, first.sum(0).bfloat16())
     assert torch.equal(second_total, second[0])
 
@@ -238,7 +238,7 @@ def test_one_graph_under_the_compiler(package, dynamic):
         transposed, spread, dtransposed, dspread = fused.requantize_transpose(
             [values, scale, largest, dvalues, dscale, dlargest]
         )
-        sums = dispatch.reduced(fused.reduce, [dweight, dbias], [torch.bfloat16, torch.float32])
+        sums = runtime.reduced(fused.reduce, [dweight, dbias], [torch.bfloat16, torch.float32])
         return transposed.float() * spread, dtransposed.float() * dspread, dadd.sum(0), *sums
 
     compiled = torch.compile(step, fullgraph=True, dynamic=dynamic, backend="aot_eager")
