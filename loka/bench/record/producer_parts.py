@@ -32,7 +32,7 @@ from loka.bench.record.check_numbers import LEAST_SUM_DB, Check, check_of, check
 from loka.bench.record.gemm_parts import DTYPES, PreparedCall
 from loka.bench.timing import SEED
 from loka.errors import InputError
-from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose
+from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose, of_the_batch
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NormBackward, NormForward, Spec
 from loka.kernels.fused.norm.norms import NORMS, traits_of
 from loka.kernels.fused.quantization import ROWWISE, Quantization
@@ -280,7 +280,7 @@ def _check_transposed(arguments: Sequence[Tensor], made: Sequence[Tensor]) -> Ch
         right = requantize_transpose(Quantized(values, scale))
         transposed, spread = made[2 * index : 2 * index + 2]
         expected = right.values.float()
-        if index < RequantizeTranspose(TRANSPOSED_PER_LAUNCH).of_the_batch:
+        if index < of_the_batch(TRANSPOSED_PER_LAUNCH):
             expected = pad(expected, (0, -len(values) % 16))
         reasons += [
             check_values("its result", transposed.float(), expected),

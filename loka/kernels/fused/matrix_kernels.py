@@ -1,6 +1,6 @@
-"""Kernels of whole matrices: transposed copies, column sums, sums of products; their specs and template values.
+"""Kernels of whole matrices: transposed copies, column sums, sums of products; their specs.
 
-They take matrices with any number of rows and columns, except `Products`, whose width is fixed in the text.
+They take matrices with any number of rows and columns, except `Products`, whose width is a constant.
 """
 
 from __future__ import annotations
@@ -32,11 +32,6 @@ class RequantizeTranspose:
 
     def __post_init__(self) -> None:
         _check_count("requantize_transpose", self.count)
-
-    @property
-    def of_the_batch(self) -> int:
-        """How many operands, the first, have the batch's rows."""
-        return min(2, self.count) if self.count > 1 else 0
 
     @property
     def function(self) -> str:
@@ -180,6 +175,11 @@ class CastTranspose:
     def results(self) -> tuple[str, ...]:
         """Names of the operator's results."""
         return ("values", "transposed", *self.how.results[1:])
+
+
+def of_the_batch(operands: int) -> int:
+    """How many of the operands of a `RequantizeTranspose`, the first, have the batch's rows: see there."""
+    return min(2, operands) if operands > 1 else 0
 
 
 def numbered(names: tuple[str, ...], count: int) -> tuple[str, ...]:

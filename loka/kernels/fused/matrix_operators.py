@@ -18,16 +18,11 @@ from loka.devices.spec import ReduceLaunch, SquareLaunch, WeightsLaunch
 from loka.kernels.fused import checks, operators
 from loka.kernels.fused.kernel_values import padded_width
 from loka.kernels.fused.launching import Launch, launch_by_name
-from loka.kernels.fused.matrix_kernels import CastTranspose, Products, ProductsLaunch
+from loka.kernels.fused.matrix_kernels import CastTranspose, Products, ProductsLaunch, of_the_batch
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_operator import quantized
 from loka.kernels.fused.operators import KernelOperator, SpecOperator
 from loka.numerics.quantize import FORMATS
-
-
-def of_the_batch(operands: int) -> int:
-    """How many of the operands of a `requantize_transpose`, the first, have the batch's rows: see there."""
-    return min(2, operands) if operands > 1 else 0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a kernel is rendered for: the families, and everything about one of them that its text is specialised to.
+"""What a kernel is rendered for: the families, and everything about one of them that Triton specialises it to.
 
 Every family works on rows: a matrix x of (M, width), M free at run time, width a constant of the kernel. Statistics and
 sums are float32 whatever the dtype of x. Scales are powers of two, one a row, as `numerics.quantize` finds them with

@@ -1,4 +1,4 @@
-"""Launches and template values of norms and their gradients.
+"""Launches and titles of norms and their gradients.
 
 The tables of launches are the device's (`loka.devices`). Programs loop over rows, so that the partial sums of weights'
 gradients are few, and fetch the next rows while they sum. What is too large for the registers costs up to ten times the
