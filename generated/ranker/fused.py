@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "d61ca4aa9269acd1b625836b8a8239065400140565aac85c7642fb67e0050183"
+STAMP = "aa24f18319296bb86f01480845ce8413eacf04c8d8893dfeac4d483ef4fb7744"
 
 kernel = operators.of_package(__package__, "69d89808")
 

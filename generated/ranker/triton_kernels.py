@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "d61ca4aa9269acd1b625836b8a8239065400140565aac85c7642fb67e0050183"
+STAMP = "aa24f18319296bb86f01480845ce8413eacf04c8d8893dfeac4d483ef4fb7744"
 
 
 @triton.jit
