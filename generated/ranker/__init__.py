@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "aa24f18319296bb86f01480845ce8413eacf04c8d8893dfeac4d483ef4fb7744"
+STAMP = "c6383c6fa7bd4777b5cfc9586853ef93b4935aea170b424aebd8340a6376bc34"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

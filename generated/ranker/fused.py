@@ -18,9 +18,9 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "aa24f18319296bb86f01480845ce8413eacf04c8d8893dfeac4d483ef4fb7744"
+STAMP = "c6383c6fa7bd4777b5cfc9586853ef93b4935aea170b424aebd8340a6376bc34"
 
-kernel = operators.of_package(__package__, "69d89808")
+kernel = operators.of_package(__package__, "30454f0d")
 
 # Gradient of addition -> e4m3 with one power-of-two scale a row.
 # grad -> values, scale, scale_max, dadd

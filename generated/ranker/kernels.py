@@ -27,7 +27,7 @@ from loka.kernels.chain_values import Chain, Launch, ScaledGemm, Stage, StageGem
 
 from . import fused
 
-STAMP = "aa24f18319296bb86f01480845ce8413eacf04c8d8893dfeac4d483ef4fb7744"
+STAMP = "c6383c6fa7bd4777b5cfc9586853ef93b4935aea170b424aebd8340a6376bc34"
 
 
 def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:

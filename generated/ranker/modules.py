@@ -18,7 +18,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "aa24f18319296bb86f01480845ce8413eacf04c8d8893dfeac4d483ef4fb7744"
+STAMP = "c6383c6fa7bd4777b5cfc9586853ef93b4935aea170b424aebd8340a6376bc34"
 
 
 class EmbedDense(dispatch.Bound):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "aa24f18319296bb86f01480845ce8413eacf04c8d8893dfeac4d483ef4fb7744"
+STAMP = "c6383c6fa7bd4777b5cfc9586853ef93b4935aea170b424aebd8340a6376bc34"
 
 
 @triton.jit
@@ -138,10 +138,10 @@ def inside_of(row, rows: tl.constexpr, high: tl.constexpr, column, columns: tl.c
 @triton.jit
 def load_vector(pointer, columns, inside):
     """A vector over the columns, or None."""
-    if pointer is None:
-        return None
-    else:
-        return load(pointer + columns, inside)
+    vector = None
+    if pointer is not None:
+        vector = load(pointer + columns, inside)
+    return vector  # Triton 3.6 knows neither `return None` nor None as one of several values
 
 
 @triton.jit
@@ -425,7 +425,8 @@ def concat_norm_forward(
     """
     columns = tl.arange(0, PADDED)
     inside = mask_of(None, columns[None, :] < WIDTH, WIDTH == PADDED)
-    weight, bias = load_vector(weight_ptr, columns[None, :], inside), load_vector(bias_ptr, columns[None, :], inside)
+    weight = load_vector(weight_ptr, columns[None, :], inside)
+    bias = load_vector(bias_ptr, columns[None, :], inside)
     for first in range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS):
         row = first + tl.arange(0, ROWS)
         valid = row < m
@@ -538,7 +539,8 @@ def norm_backward(
     columns = tl.arange(0, PADDED)
     inside = mask_of(None, columns < WIDTH, WIDTH == PADDED)
     if HELD:
-        add, weight = load_vector(add_ptr, columns, inside), load_vector(weight_ptr, columns, inside)
+        add = load_vector(add_ptr, columns, inside)
+        weight = load_vector(weight_ptr, columns, inside)
         bias = load_vector(bias_ptr, columns, inside)
     sums: tl.constexpr = [PADDED] if ROWS == 1 else [ROWS, PADDED]
     dweight, dbias, dadd = tl.zeros(sums, tl.float32), tl.zeros(sums, tl.float32), tl.zeros(sums, tl.float32)
@@ -550,7 +552,8 @@ def norm_backward(
         offsets = start * WIDTH + columns
         mask = mask_of(valid, inside, WIDTH == PADDED)
         if not HELD:
-            add, weight = load_vector(add_ptr, columns, inside), load_vector(weight_ptr, columns, inside)
+            add = load_vector(add_ptr, columns, inside)
+            weight = load_vector(weight_ptr, columns, inside)
             bias = load_vector(bias_ptr, columns, inside)
         grad = load(grad_ptr + start * grad_stride + columns, mask)
         dz = grad
@@ -610,7 +613,8 @@ def norm_forward(
     inside = mask_of(None, columns < (WIDTH if COLUMNS == WIDTH else k), WIDTH == PADDED)
     written = mask_of(None, columns < COLUMNS, COLUMNS == PADDED)
     if HELD:
-        add, weight = load_vector(add_ptr, columns, inside), load_vector(weight_ptr, columns, inside)
+        add = load_vector(add_ptr, columns, inside)
+        weight = load_vector(weight_ptr, columns, inside)
         bias = load_vector(bias_ptr, columns, inside)
     factor, largest, overflow = begin_output(scale_ptr, maxima_ptr, parts, SCALING, LIMIT, POWER_OF_TWO, ROWS * PADDED)
     for first in tl.range(tl.program_id(0) * ROWS, m, tl.num_programs(0) * ROWS, num_stages=STAGES):
@@ -621,7 +625,8 @@ def norm_forward(
         mask = mask_of(valid, inside, WIDTH == PADDED)
         stored = mask_of(valid, written, COLUMNS == PADDED)
         if not HELD:
-            add, weight = load_vector(add_ptr, columns, inside), load_vector(weight_ptr, columns, inside)
+            add = load_vector(add_ptr, columns, inside)
+            weight = load_vector(weight_ptr, columns, inside)
             bias = load_vector(bias_ptr, columns, inside)
         x = load_sum(x_ptr + start * x_stride + columns, add, times_ptr, residual_ptr, offsets, mask)
         if kept_ptr is not None:
