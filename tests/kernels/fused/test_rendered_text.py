@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,7 @@ from loka.kernels.fused.quantization import SCALINGS
 from loka.kernels.fused.rendering import kernel_texts, render, render_files, source_of
 from loka.templating.templates import load_templates
 from tests.support.kernels.rendered_cases import BLOCK_PARTS, PARTS, norm_specs
+from tests.support.markdown import REPOSITORY
 from tests.support.pairwise import pairwise
 
 COUNTED = [*map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, range(1, 7))]
@@ -115,3 +118,14 @@ def test_a_row_fits_its_configuration():
 def test_a_spec_that_cannot_be_is_refused(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+TAKES_NO_NONE = re.compile(r"^ *(return None\b|\w+, .*= .*\b(load_vector|mask_of|inside_of)\()", re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((REPOSITORY / "templates" / "triton").rglob("*.j2")), ids=lambda path: path.name
+)
+def test_none_is_returned_in_a_variable_of_its_own(path: Path) -> None:
+    """Triton 3.6, that of torch 2.11, compiles neither `return None` nor None as one of several values."""
+    assert TAKES_NO_NONE.search(path.read_text(encoding="utf-8")) is None
