@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "c6383c6fa7bd4777b5cfc9586853ef93b4935aea170b424aebd8340a6376bc34"
+STAMP = "cbe60a318590660e82b64986c16db2ccbfcc2d714ca53cda18fb0015d166f6da"
 
 kernel = operators.of_package(__package__, "30454f0d")
 

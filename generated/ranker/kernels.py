@@ -27,7 +27,7 @@ from loka.kernels.chain_values import Chain, Launch, ScaledGemm, Stage, StageGem
 
 from . import fused
 
-STAMP = "c6383c6fa7bd4777b5cfc9586853ef93b4935aea170b424aebd8340a6376bc34"
+STAMP = "cbe60a318590660e82b64986c16db2ccbfcc2d714ca53cda18fb0015d166f6da"
 
 
 def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:
