@@ -96,8 +96,8 @@ def write_file(path: Path, content: str | bytes) -> None:
 
     Raises InputError if the directory or file cannot be written, or the path is a device.
     """
-    data = content.encode() if isinstance(content, str) else content
     try:
+        data = content.encode() if isinstance(content, str) else content
         place = resolved_path(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
@@ -111,7 +111,7 @@ def write_file(path: Path, content: str | bytes) -> None:
         except BaseException:
             os.unlink(temporary)
             raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path, or no UTF-8
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: cannot be written ({reason}); free space, or choose another place") from error
     sync_folder(place.parent)

@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "cbe60a318590660e82b64986c16db2ccbfcc2d714ca53cda18fb0015d166f6da"
+STAMP = "1557f31148245ef94742237d4334affa4140fcc33412a7d1ebc4a22276d6d2ba"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "cbe60a318590660e82b64986c16db2ccbfcc2d714ca53cda18fb0015d166f6da"
+STAMP = "1557f31148245ef94742237d4334affa4140fcc33412a7d1ebc4a22276d6d2ba"
 
 kernel = operators.of_package(__package__, "30454f0d")
 

@@ -3,9 +3,9 @@
 Written by `loka generate`, which overwrites it: edit the policy and generate again.
 
 Each class becomes the class of the modules that its docstring names: their parameters, hooks and names stay, `forward`
-is the one below. `self.loka.counter_id(i)` is the number under which the i-th of their GEMM sites counts itself. In
-mode "infer" the FP8 weights and scales of `loka_quantized` are kept, by site, and `self.loka_frozen(i)` gives them; in
-mode "train" it gives None, and each call quantizes the Parameter.
+is the one below. `self.loka.counter_id(i)` is the number under which the i-th of their GEMM sites counts itself, and
+`counter_ids(i, j, ...)` are those of several. In mode "infer" the FP8 weights and scales of `loka_quantized` are kept,
+by site, and `self.loka_frozen(i)` gives them; in mode "train" it gives None, and each call quantizes the Parameter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "cbe60a318590660e82b64986c16db2ccbfcc2d714ca53cda18fb0015d166f6da"
+STAMP = "1557f31148245ef94742237d4334affa4140fcc33412a7d1ebc4a22276d6d2ba"
 
 
 class EmbedDense(dispatch.Bound):

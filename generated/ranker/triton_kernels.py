@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "cbe60a318590660e82b64986c16db2ccbfcc2d714ca53cda18fb0015d166f6da"
+STAMP = "1557f31148245ef94742237d4334affa4140fcc33412a7d1ebc4a22276d6d2ba"
 
 
 @triton.jit

@@ -134,8 +134,8 @@ def without_rows(
 
 class _WithoutRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *arguments: Tensor) -> Tensor:  # Dynamo drops `ctx` of what takes one argument less
-        y, *inputs = arguments
+    def forward(ctx: Any, *arguments: Tensor) -> Tensor:
+        y, *inputs = arguments  # a named y might make as many parameters as arguments, and Dynamo leaves out ctx then
         ctx.save_for_backward(*inputs)
         return y.clone()
 

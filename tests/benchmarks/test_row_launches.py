@@ -58,10 +58,9 @@ def test_the_best_launch_stands_beside_the_devices_own() -> None:
     assert f"{own_launch(case, DEFAULT).programs} programs" in line
 
 
-def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+def test_without_a_gpu_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["-o", str(tmp_path / "rows.json")]) == 2
     assert "no CUDA device" in capsys.readouterr().err
