@@ -172,6 +172,12 @@ def test_a_wrong_tile_is_found(recipe: str) -> None:
     assert "times as far off as half of them are" in prepared.check(found).wrong
 
 
+def test_products_of_one_term_err_by_their_rounding_alone() -> None:
+    """As in the gradient of a linear to one output: the largest is rounded by 80 times the median error."""
+    prepared = Gemms("cpu").prepare(Part(PartKind.GEMM, "as-is", 4096, 2048, 1))
+    assert prepared.check(prepared.call(*prepared.arguments)).wrong == ""
+
+
 def test_a_product_that_is_not_finite_is_wrong() -> None:
     prepared = Gemms("cpu").prepare(SMALL)
     found = prepared.call(*prepared.arguments)

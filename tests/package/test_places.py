@@ -42,6 +42,6 @@ def test_a_place_that_cannot_be_seen_is_an_error():
 def test_text_that_utf_8_does_not_have_is_an_error_and_leaves_the_file(tmp_path):
     """As a file's name with bytes of another encoding, which a report may have in it."""
     (tmp_path / "file").write_text("before")
-    with pytest.raises(InputError, match="cannot be written .*surrogates not allowed"):
+    with pytest.raises(InputError, match=r"cannot be written .*surrogates not allowed"):
         write_file(tmp_path / "file", "caf\udce9")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
