@@ -88,6 +88,7 @@ class ForwardBody:
         for guard in forward.guards:
             self.imports |= statement_text.globals_of(guard)
         self._note = ""
+        self._returned = False  # the last statement's value, without a name of its own
         self._write()
         for argument in self.arguments:
             self.imports |= statement_text.globals_of(argument.default) if argument.default is not None else set()
@@ -125,7 +126,7 @@ class ForwardBody:
             else:
                 self._statement(position)
                 position += 1
-        if statements and self._is_result(len(statements) - 1):
+        if self._returned:
             return
         result = statement_text.expression(self._forward.result, self._scope.text, ["self"])
         self._import(result)
@@ -321,6 +322,7 @@ class ForwardBody:
         """Assign to a statement's target, or return the value if it is the result."""
         if self._is_result(position):
             self.lines += statement_text.returned(code, INDENT, self._scope)
+            self._returned = True
         else:
             target = self._target(self._forward.statements[position].target)
             self.lines += statement_text.assignment(target, code, INDENT, self._scope)

@@ -26,6 +26,27 @@ def inputs(batch: int) -> tuple[Tensor, ...]:
     return (torch.randn(batch, SIZES.embeddings, SIZES.dim),)
 
 
+class Mixing(nn.Module):
+    """A mixing layer whose products are its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank = nn.Parameter(torch.randn(9, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.bmm(x, torch.matmul(x.transpose(1, 2), self.rank))
+
+
+def build_returned() -> nn.Module:
+    """A model of one such layer."""
+    return nn.Sequential(Mixing(), nn.Flatten(), nn.Linear(36, 1))
+
+
+def inputs_returned(batch: int) -> tuple[Tensor]:
+    """What it is called with."""
+    return (torch.randn(batch, 9, 32),)
+
+
 @pytest.fixture
 def make(package: Make) -> Make:
     """The plan under these defaults, the files of its package, and the package."""
@@ -95,3 +116,22 @@ def test_without_the_mod_they_stay_as_they_are(make: Make, fuse: str) -> None:
     _, files, _ = make("gen_unmixed", f"compute: fp8, scaling: rowwise, fuse: {fuse}", "")
     assert "fm_interaction" not in files["modules.py"]
     assert "concat_norm" not in files["modules.py"]
+
+
+@pytest.mark.slow
+def test_a_layer_that_returns_what_it_mixed_gives_it(package: Make) -> None:
+    _, files, returned = package(
+        "gen_mixed_returned",
+        f'version: 1\nname: mixed\nmodel: {{factory: "{__name__}:build_returned", '
+        f'inputs: "{__name__}:inputs_returned", batch_size: 32}}\ndefaults: {{compute: keep, fuse: always}}\n'
+        "mods: [{use: fuse_interaction}]\n",
+    )
+    assert "return bmm" in files["modules.py"]
+    torch.manual_seed(0)
+    model = build_returned()
+    patched = copy.deepcopy(model)
+    x, dy = inputs_returned(7)[0].requires_grad_(), torch.randn(7, 1)
+    with returned.apply(patched):
+        expected, found = gradients(model, x, dy), gradients(patched, x, dy)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
