@@ -35,6 +35,8 @@ name: {name}
 model: {{factory: "{module}:build", batch_size: 64}}
 target: reference
 defaults: {defaults}
+mods: [{{use: fuse_interaction, optional: true}}]
+rules: [{{match: "*.r", compute: keep, optional: true}}, {{match: "r*", compute: keep, optional: true}}]
 """
 POLICIES = {
     "fp8": "{compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always}",

@@ -44,6 +44,23 @@ PRODUCTS = {
     "interaction": Lines("""
         e$k = $a($x).view(-1, 4, 4)
         $y = $b(torch.matmul(e$k, e$k.transpose(1, 2)).flatten(1))"""),
+    "mixing layer": Lines("""
+        m$k = $a($x).view(-1, 4, 4)
+        $y = $b((m$k @ (m$k.transpose(1, 2) @ self.r$k)).flatten(1))""",
+                          "self.r$k = nn.Parameter(torch.randn(4, 4) / 2)"),
+    "mixing layer of a module": Lines("$y = self.m$k($a($x).view(-1, 4, 4)).flatten(1)",
+                                      "self.m$k = Mixing$k()", top="""
+        class Mixing$k(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.r = nn.Parameter(torch.randn(4, 4) / 2)
+
+            def forward(self, x):
+                return torch.bmm(x, torch.matmul(x.transpose(1, 2), self.r))"""),
+    "joined norm": Lines("""
+        m$k = torch.cat([$x.view(-1, 4, 4), $a($x).view(-1, 4, 4)], dim=1)
+        $y = self.j$k(m$k).flatten(1)[:, :16]""",
+                         "self.j$k = nn.LayerNorm(4)"),
     "product of weights": Lines("$y = $x @ ($w @ self.z$k)", "self.z$k = nn.Parameter(torch.randn(16, 16) / 4)"),
     "weights together": Lines("""
         p$k, q$k = ($x @ torch.cat([$w, self.z$k], dim=1)).chunk(2, dim=1)
