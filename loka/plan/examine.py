@@ -16,6 +16,7 @@ from loka.model.build_model import BuiltModel
 from loka.model.callables import current_directory_importable, find_callable
 from loka.model.example_inputs import ExampleInputs, example_inputs
 from loka.mods.adaptation import mod_fingerprints
+from loka.mods.auto_mods import with_auto_mods
 from loka.mods.dataflow import analyse_dataflow
 from loka.mods.modded_model import Adapted, adapted, model_without_mods
 from loka.plan.evidence import ProfiledSites
@@ -47,8 +48,9 @@ def examine(policy: Policy, built: BuiltModel | None = None, forwards: Forwards 
     """Build a policy's model, apply the policy's mods, find its sites, and apply the rules to them.
 
     `built` is the model without mods, where it was built before; it is changed. `forwards` are those of that model,
-    where they are known.
+    where they are known. Mods of `auto` are added to the policy.
     """
+    policy = with_auto_mods(policy)
     with placed(policy), current_directory_importable():
         built = model_without_mods(policy) if built is None else built
         changed = adapted(built, policy.mods, lambda model: analyse_dataflow(model, forwards))

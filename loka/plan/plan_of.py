@@ -15,12 +15,13 @@ from loka.kernels.gemm.catalogue import GEMM_KERNELS, Kernel
 from loka.kernels.measurements.parts import PartCosts
 from loka.model.callables import current_directory_importable
 from loka.mods.modded_model import Adapted
-from loka.mods.registry import mod_of
+from loka.mods.registry import ModKind, mod_of, names_of
 from loka.mods.rewriting.fuse_interaction import reserved
 from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites, check_sites, with_merged_sites
 from loka.plan.examine import Examined, tracer_of
 from loka.plan.plan import NATIVE, ModPlan, Plan
+from loka.plan.prospect import gain_of
 from loka.plan.resolve import resolve
 from loka.plan.rewrite.owner_mods import ModOutcome, OwnerTracer, owner_outcomes, requested_owners
 from loka.plan.rewrite.plan_bindings import bind
@@ -40,6 +41,7 @@ from loka.policy.policy import Policy
 from loka.policy.settings import Assignment, SiteSettings
 from loka.version import __version__
 
+WORTH = 0.01  # share of a training step from which a mod of sites that was not asked for is taken
 LEFT_BY_MEASUREMENT = "left to torch.compile by a measured step"
 
 
@@ -101,16 +103,51 @@ def decided(
 ) -> Decided:
     """As `plan_of`, with what a choice decides instead of predicted times; `by`: the file that it is from."""
     tracer = tracer or tracer_of(examined)
+    if costs is None:  # without times no mod is known to win
+        asked = tuple(rule for rule in examined.policy.mods if rule.asked)
+        examined = replace(examined, policy=replace(examined.policy, mods=asked))
     if not choice.as_it_stands:
         chosen = chosen_settings(examined.sites, examined.settings, choice, by)
         examined = replace(examined, settings=chosen)
+
+    def with_mods_of(policy: Policy) -> Decided:
+        return _with_interactions(replace(examined, policy=policy), known, costs, kernels, tracer, choice.interactions)
+
+    policy, found = examined.policy, with_mods_of(examined.policy)
+    for mod in _not_asked(found.plan, policy):
+        fewer = policy.without_mod(mod.source)
+        without = with_mods_of(fewer)
+        gain = gain_of(without.plan, found.plan)
+        if gain is None or gain.share < WORTH:
+            policy, found = fewer, without
+        else:
+            mods = tuple(replace(each, gain=gain) if each == mod else each for each in found.plan.mods)
+            found = replace(found, plan=replace(found.plan, mods=mods))
+    return found
+
+
+def _not_asked(plan: Plan, policy: Policy) -> tuple[ModPlan, ...]:
+    """The mods of sites that changed some without being asked for."""
+    sources = {rule.source for rule in policy.mods if not rule.asked and rule.use in names_of(ModKind.SITES)}
+    return tuple(mod for mod in plan.mods if mod.source in sources)
+
+
+def _with_interactions(
+    examined: Examined,
+    known: ProfiledSites | None,
+    costs: RecordedPlan | None,
+    kernels: tuple[Kernel, ...],
+    tracer: Tracer,
+    interactions: bool | None,
+) -> Decided:
+    """With the interactions that `where: faster` leaves open decided: all, none, or (None) by predicted times."""
     slower: dict[str, str] = {}  # modules whose interactions are left to the compiler, each with the reason
-    if choice.interactions is False:
+    if interactions is False:
         slower = dict.fromkeys(_open_interactions(examined), LEFT_BY_MEASUREMENT)
     while True:
         found = _decided_without(slower, examined, known, costs, kernels, tracer)
         more = slower_interactions(examined.policy.mods, found.plan.interactions)
-        if not more or choice.interactions:
+        if not more or interactions:
             return found
         slower |= more  # the GEMMs in them decide anew
 
@@ -223,17 +260,19 @@ def _as_recorded(policy: Policy, settings: Sequence[SiteSettings]) -> tuple[Site
 
 
 def _mod_plans(policy: Policy, adapted: Adapted, outcomes: Mapping[str, ModOutcome]) -> tuple[ModPlan, ...]:
-    """All entries of a policy's `mods` with their results; `outcomes` of forwards are by the entry's `source`."""
+    """A policy's `mods` with their results, those of `auto` where they have some; `outcomes` are by `source`."""
     modules = {applied.rule.source: applied for applied in adapted.applied}
     plans = []
     for rule in policy.mods:
         changed, outcome = modules.get(rule.source), outcomes.get(rule.source, ModOutcome())
+        if not rule.asked and not outcome.rewritten:
+            continue
         mod = mod_of(rule.use)
         plans.append(
             ModPlan(
                 use=rule.use,
                 source=rule.source,
-                place=f"{policy.relative(rule.place.file)}:{rule.place.line}",
+                place=f"{policy.relative(rule.place.file)}:{rule.place.line}" if rule.asked else "auto",
                 exact=mod.exact,
                 promise=mod.description,
                 settings=rule.settings,

@@ -111,7 +111,7 @@ def planned(
             return decided(smaller, _standing_in(known, smaller), measurements, kernels, tracer, choice).plan
 
         if compared:
-            made = with_gains(made, loaded, without)
+            made = with_gains(made, examined.policy, without)
         prospects = prospects and made.tuned is None  # a measured step knows better
         prospect = prospect_of(at, made, examined.settings) if prospects else None
         return Planned(made, known, measurements, examined.notes, prospect, ignored)

@@ -80,17 +80,16 @@ def prospect_of(plan_at: Callable[[int, bool], Plan], plan: Plan, settings: Sequ
 
 def with_gains(plan: Plan, policy: Policy, replan: Callable[[Policy], Plan]) -> Plan:
     """The plan of a policy with the gain of each of its mods; `replan` plans the policy without one mod."""
-    return replace(plan, mods=tuple(_with_gain(plan, policy, number, replan) for number in range(len(plan.mods))))
+    return replace(plan, mods=tuple(_with_gain(plan, mod, policy, replan) for mod in plan.mods))
 
 
-def _with_gain(plan: Plan, policy: Policy, number: int, replan: Callable[[Policy], Plan]) -> ModPlan:
-    mod = plan.mods[number]
-    if not mod.adaptations and not mod.rewritten:
+def _with_gain(plan: Plan, mod: ModPlan, policy: Policy, replan: Callable[[Policy], Plan]) -> ModPlan:
+    if mod.gain is not None or (not mod.adaptations and not mod.rewritten):
         return mod
     if mod.use in names_of(ModKind.INTERACTIONS):
         return replace(mod, gain=_gain_by_fusing(plan, mod))
     try:
-        without = replan(replace(policy, mods=(*policy.mods[:number], *policy.mods[number + 1 :])))
+        without = replan(policy.without_mod(mod.source))
     except InputError:  # other mods, or rules, may need the result of this one
         return mod
     return replace(mod, gain=gain_of(without, plan))

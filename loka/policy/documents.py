@@ -29,6 +29,7 @@ from loka.policy.tree import (
     merge_documents,
     resolve,
     resolve_tagged,
+    with_listed_mods,
 )
 
 MAX_BYTES = 1_000_000
@@ -89,6 +90,7 @@ def read_documents(path: str, keys: Collection[str]) -> Documents:
             foreign = named_at is not None and _is_foreign(path, directory)
             problems += [_unread(each, "no YAML of a policy") for each in told] if foreign else told
             break
+        tree = with_listed_mods(tree)
         entries = tree.value if isinstance(tree.value, Mapping) else {}
         unknown = [node for key, node in entries.items() if key not in keys]
         if named_at is not None and unknown and _is_foreign(path, directory):

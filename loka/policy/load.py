@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from loka.devices.targets import DEFAULT_TARGET
+from loka.numerics.enums import Fuse
 from loka.policy import policy_schema
 from loka.policy.documents import Documents, read_documents
 from loka.policy.expand import RuleOrigin, built_in, expand, shown_value
-from loka.policy.mod_schema import ModFields, ModSchemas, own_parameters
+from loka.policy.mod_schema import AutoModsSetting, ModFields, ModSchemas, own_parameters
 from loka.policy.policy import (
     ExecutionSpec,
     Match,
     ModelSpec,
+    ModParameter,
     ModRule,
     Pattern,
     Policy,
@@ -112,7 +114,7 @@ def _policy(
     batches = setting.train.batches if setting.train else None
     batch_size = setting.model.batch_size or DEFAULT_BATCH_SIZE
     model = ModelSpec(setting.model.factory, setting.model.inputs, batch_size, batches)
-    run = setting.execution
+    run, entries = setting.execution, setting.mods or []
     rules = (_rule(rule, tree, index) for index, rule in enumerate(setting.rules or []))
     return Policy(
         version=setting.version,
@@ -125,7 +127,10 @@ def _policy(
         execution=ExecutionSpec(run.mode, run.host_ms or 0.0, run.gpu_ms or 0.0) if run else None,
         ne_percent=setting.budget.ne_percent if setting.budget else None,
         rules=(_defaults(setting.defaults, tree), *rules),
-        mods=tuple(_mod(mod, uses[type(mod)], tree, index) for index, mod in enumerate(setting.mods or [])),
+        mods=tuple(
+            _mod(mod, uses[type(mod)], tree, index) for index, mod in enumerate(entries) if isinstance(mod, ModFields)
+        ),
+        auto_mods=_auto_mods(entries, setting.defaults),
         profile=setting.profile,
         measurements=setting.measurements,
         tree=tree,
@@ -151,14 +156,26 @@ def _rule(setting: RuleSetting, tree: Node, index: int) -> Rule:
     return Rule(match, bool(setting.optional), setting.note, source, place, leaves)
 
 
+def _auto_mods(entries: Sequence[ModFields | AutoModsSetting], defaults: SiteSetting | None) -> bool:
+    """True if exact mods may be planned without being asked for: the last `auto` counts, and `fuse: auto`."""
+    said = [entry.auto for entry in entries if isinstance(entry, AutoModsSetting)]
+    fuse = defaults.fuse if defaults is not None else None
+    return (said[-1] if said else True) and fuse in (None, Fuse.AUTO)
+
+
+def mod_parameters(setting: ModFields) -> tuple[tuple[str, ModParameter], ...]:
+    """A mod's own parameters with their values."""
+    own = ((name, getattr(setting, name)) for name in own_parameters(type(setting)))
+    return tuple((name, value.value if isinstance(value, StrEnum) else value) for name, value in own)
+
+
 def _mod(setting: ModFields, use: str, tree: Node, index: int) -> ModRule:
     path: TreePath = ("mods", index)
-    own = ((name, getattr(setting, name)) for name in own_parameters(type(setting)))
     return ModRule(
         use=use,
         match=_patterns(setting.match, tree, (*path, "match")) if setting.match is not None else (),
         except_=_patterns(setting.except_, tree, (*path, "except")) if setting.except_ is not None else (),
-        settings=tuple((name, value.value if isinstance(value, StrEnum) else value) for name, value in own),
+        settings=mod_parameters(setting),
         optional=bool(setting.optional),
         note=setting.note,
         source=f"mod {index + 1}: {use}",

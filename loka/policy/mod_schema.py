@@ -65,6 +65,16 @@ class ModFields(SchemaModel):
     note: str | None = doc("Note", "Why the mod is there; shown by loka explain.")
 
 
+class AutoModsSetting(SchemaModel):
+    """Whether mods that keep the function are planned without being asked for."""
+
+    auto: bool = Field(
+        title="Auto",
+        description="Mods that compute the same function are planned where measurements say that they are faster, "
+        "under defaults with fuse: auto. Default: true.",
+    )
+
+
 ModSchemas = Mapping[str, type[ModFields]]  # by the mod's name in policies, in the order of messages
 
 
@@ -79,12 +89,23 @@ def own_parameters(model: type[ModFields]) -> tuple[str, ...]:
     return tuple(name for name in model.model_fields if name not in ModFields.model_fields and name != "use")
 
 
+_AUTO = "<auto>"
+
+
+def entry_model(use: str, mods: ModSchemas) -> type[SchemaModel]:
+    """The model of an entry of `mods` by its tag in pydantic's locations, without the brackets."""
+    return AutoModsSetting if use == _AUTO.strip("<>") else mods[use]
+
+
 def any_mod(mods: ModSchemas) -> Any:
-    """The type of one entry of `mods`: the model selected by its `use`. There must be at least two mods."""
+    """The type of one entry of `mods`: the model selected by its `use`, or `auto`."""
 
     def tag(value: object) -> str | None:
         use = value.get("use") if isinstance(value, dict) else None
+        if isinstance(value, dict) and use is None and "auto" in value:
+            return _AUTO
         return f"<{use}>" if isinstance(use, str) and use in mods else None
 
-    models = tuple(Annotated[model, Tag(f"<{use}>")] for use, model in mods.items())
+    tagged = tuple(Annotated[model, Tag(f"<{use}>")] for use, model in mods.items())
+    models = (Annotated[AutoModsSetting, Tag(_AUTO)], *tagged)
     return Annotated[Union[models], Discriminator(tag)]  # noqa: UP007 - of as many as there are

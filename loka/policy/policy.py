@@ -168,7 +168,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class ModRule:
-    """One entry of `mods`."""
+    """One entry of `mods`, or a mod that is planned without being asked for where it wins."""
 
     use: str  # the mod's name
     match: tuple[Pattern, ...]  # over modules, sites or owners, depending on the mod; empty: everything
@@ -176,8 +176,11 @@ class ModRule:
     settings: tuple[tuple[str, ModParameter], ...]  # values of all of the mod's parameters
     optional: bool  # it may find nothing to change
     note: str | None
-    source: str  # "mod 2: block_norm"; the mods of a base are numbered first
+    source: (
+        str  # "mod 2: block_norm"; the mods of a base are numbered first. "auto: merge_siblings" if it was not asked
+    )
     place: Place
+    asked: bool = True  # False: not by the policy; it is planned only where predicted times say that it wins
 
     def wants(self, name: str) -> bool:
         """True if a qualified name is matched and not excepted."""
@@ -204,12 +207,17 @@ class Policy:
     target: str  # the value of a TargetDevice
     rules: tuple[Rule, ...]
     mods: tuple[ModRule, ...] = ()
+    auto_mods: bool = False  # exact mods are planned where they win, without being asked for
     profile: str | None = None
     measurements: str | None = None
     execution: ExecutionSpec | None = None
     ne_percent: float | None = None  # the largest predicted change of NE by the whole plan; None: no limit
     tree: Node = field(default=Node(Place("", 0, 0), Place("", 0, 0)), repr=False, compare=False)
     named: tuple[str, ...] = ()  # the files as named in messages, in the order of `files`
+
+    def without_mod(self, source: str) -> Policy:
+        """The policy without one entry of `mods`, by its `source`."""
+        return replace(self, mods=tuple(rule for rule in self.mods if rule.source != source))
 
     @property
     def measured_execution(self) -> Execution:

@@ -15,7 +15,7 @@ from loka.devices.spec import Execution
 from loka.devices.targets import DEFAULT_TARGET, TargetDevice
 from loka.numerics.enums import Autocast
 from loka.policy import checks
-from loka.policy.mod_schema import ModFields, ModSchemas, Number, SchemaModel, Size, Text, any_mod, doc
+from loka.policy.mod_schema import AutoModsSetting, ModFields, ModSchemas, Number, SchemaModel, Size, Text, any_mod, doc
 from loka.policy.site_schema import RuleSetting, SiteSetting
 
 
@@ -174,7 +174,7 @@ class PolicySetting(SchemaModel):
     )
     defaults: SiteSetting | None = doc("Defaults", "What holds for every site before the rules.")
     rules: list[RuleSetting] | None = doc("Rules", "In order; each sets only the fields that it names; later wins.")
-    mods: list[ModFields] | None = _MODS  # `policy_setting` replaces this by the models of mods
+    mods: list[ModFields | AutoModsSetting] | None = _MODS  # `policy_setting` replaces this by the models of mods
 
 
 def policy_setting(mods: ModSchemas) -> type[PolicySetting]:
@@ -202,6 +202,9 @@ def json_schema(mods: ModSchemas) -> dict[str, Any]:
     inner = {key: {"required": schema["$defs"][name].pop("required")} for key, name in models.items()}
     whole = {"required": schema.pop("required"), "properties": inner}
     schema["anyOf"] = [whole, {"required": ["extends"]}]
+    listed = schema["properties"]["mods"]
+    words = {key: listed.pop(key) for key in ("title", "description")}
+    schema["properties"]["mods"] = {**words, "anyOf": [listed, {"$ref": f"#/$defs/{AutoModsSetting.__name__}"}]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 

@@ -32,6 +32,17 @@ NOT_PLANNED = ("train",)  # top-level keys that no plan depends on
 APPENDED = ("rules", "mods")  # top-level lists to which a base and its child both add
 
 
+def with_listed_mods(root: Node) -> Node:
+    """The tree with `mods: {auto: false}` as a list of that one entry, so that bases and children add to it."""
+    if not isinstance(root.value, Mapping):
+        return root
+    mods = root.value.get("mods")
+    if mods is None or not isinstance(mods.value, Mapping) or "auto" not in mods.value:
+        return root
+    entry = replace(mods, key=mods.place)
+    return replace(root, value={**root.value, "mods": replace(mods, value=(entry,))})
+
+
 def plain(node: Node) -> object:
     """The tree as dicts, lists and scalars."""
     if isinstance(node.value, Mapping):

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from loka.numerics.recipe import TRANSPOSED_FROM
 from loka.policy import policy_schema
-from loka.policy.mod_schema import ModSchemas
+from loka.policy.mod_schema import ModSchemas, entry_model
 from loka.policy.problems import Problem
 from loka.policy.tree import Node, Path, follow, looks_like_number, node_at
 
@@ -167,7 +167,7 @@ def _unknown_key(path: Path) -> str:
 
 
 def _unknown_parameter(key: str, mod: str, mods: ModSchemas) -> str:
-    known = _keys(mods[mod])
+    known = _keys(entry_model(mod, mods))
     close = nearest(key, known)
     advice = f"did you mean {close}?" if close else f"remove it, or use one of {', '.join(known)}"
     return f"unknown key {json.dumps(key[:60], ensure_ascii=False)} in {mod}; {advice}"

@@ -75,8 +75,12 @@ def plan_for(write_module) -> PlanFor:
 
 
 def slow(kernel: str, *widths: int) -> MadeUp:
-    """Interactions of these widths are slow on one side."""
-    return MadeUp(factor=lambda part: 9.0 if part.kernel == kernel and part.columns in widths else 1.0)
+    """Interactions of these widths are slow on one side, all others twice as fast in kernels of LoKA."""
+
+    def factor(part: Part) -> float:
+        return 9.0 if part.kernel == kernel and part.columns in widths else 2.0 if part.kernel == COMPILED else 1.0
+
+    return MadeUp(factor=factor)
 
 
 def owners(plan: Plan) -> list[str]:
@@ -92,6 +96,14 @@ def test_each_module_goes_by_its_own_times(plan_for: PlanFor) -> None:
     assert owners(plan_for(slow(RENDERED, 512))) == ["narrow"]
     assert owners(plan_for(slow(COMPILED, 64, 512))) == ["narrow", "wide"]
     assert owners(plan_for(slow(RENDERED, 64), where="")) == ["narrow", "wide"]  # as before
+
+
+def test_what_gains_next_to_nothing_is_left(plan_for: PlanFor) -> None:
+    plan = plan_for(MadeUp(factor=lambda part: 1.04 if part.kernel == COMPILED else 1.0))
+    assert owners(plan) == []
+    (mod,) = plan.mods
+    assert all(each.reason.startswith("torch.compile is as fast, to 1.05 times, here: ") for each in mod.unchanged)
+    assert owners(plan_for(MadeUp(factor=lambda part: 1.06 if part.kernel == COMPILED else 1.0))) == ["narrow", "wide"]
 
 
 def test_nowhere_faster_is_a_plan_without_any(plan_for: PlanFor) -> None:

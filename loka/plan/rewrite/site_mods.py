@@ -34,6 +34,7 @@ from loka.policy.problems import PolicyError, Problem
 from loka.policy.settings import SiteSettings
 
 FASTER = "faster"  # value of `where`: interactions in the modules where they are
+WORTH = 1.05  # the speed-up from which they are: times are interpolated, and each bound module costs the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +146,11 @@ def interaction_outcomes(rules: Sequence[ModRule], model: nn.Module, found: Fuse
 
 
 def slower_interactions(rules: Sequence[ModRule], interactions: Sequence[InteractionPlan]) -> dict[str, str]:
-    """The modules that are asked for `where: faster` and whose interactions are slower in LoKA's kernels, with reasons.
+    """The modules that `where: faster` leaves to torch.compile, with reasons: LoKA's kernels gain too little there.
 
-    A module whose times are not all known stays.
+    A module whose times are not all known stays where the policy asks for it, and is left where it does not.
     """
+    asked = any(rule.asked for rule in _entries(rules))
     found = {}
     for owner, own in groupby(sorted(interactions, key=attrgetter("owner")), key=attrgetter("owner")):
         if not open_interactions(rules, [owner]):
@@ -156,8 +158,12 @@ def slower_interactions(rules: Sequence[ModRule], interactions: Sequence[Interac
         times = [(each.calls, each.chosen, each.as_is) for each in own]
         ours = sum(calls * chosen.us for calls, chosen, _ in times if chosen is not None)
         theirs = sum(calls * as_is.us for calls, _, as_is in times if as_is is not None)
-        if all(chosen is not None and as_is is not None for _, chosen, as_is in times) and ours > theirs:
-            found[owner] = f"torch.compile is faster here: {format_us(theirs)}, with kernels of LoKA {format_us(ours)}"
+        known = all(chosen is not None and as_is is not None for _, chosen, as_is in times)
+        if not known and not asked:
+            found[owner] = "its times are not all measured, and no entry of mods asks for it"
+        elif known and theirs < WORTH * ours:
+            word = "is faster" if theirs < ours else f"is as fast, to {WORTH:g} times,"
+            found[owner] = f"torch.compile {word} here: {format_us(theirs)}, with kernels of LoKA {format_us(ours)}"
     return found
 
 

@@ -64,7 +64,7 @@ def settings_sha256(policy: Policy, sites: Sequence[Site], settings: Sequence[Si
     """Names what a policy asks of each site, of its mods and of the whole, wherever it is written."""
     known: dict[int, object] = {}
     lines: list[object] = [policy.ne_percent]
-    for mod in policy.mods:
+    for mod in (rule for rule in policy.mods if rule.asked):
         patterns = [[each.text for each in part] for part in (mod.match, mod.except_)]
         lines.append((mod.use, patterns, mod.settings))
     for site, wanted in zip(sites, settings, strict=True):

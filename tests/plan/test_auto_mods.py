@@ -1,0 +1,135 @@
+"""Exact mods that `auto` plans where they win, without being asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from loka.kernels.measurements.parts import COMPILED, RENDERED, Part, PartKind
+from loka.mods.policy_loader import load_policy
+from loka.plan.examine import examine
+from loka.plan.plan import Plan
+from loka.plan.plan_of import plan_of
+from loka.policy.problems import PolicyError
+from tests.support.plan.plan_costs import MadeUp
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Cross(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(256, 256)
+
+    def forward(self, x0, x):
+        return x0 * self.linear(x) + x
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(64, 128) for _ in range(2))
+        self.cross = Cross()
+
+    def forward(self, x):
+        x = torch.cat([torch.relu(expert(x)) for expert in self.experts], dim=1)
+        return self.cross(x, x.cumsum(1))
+
+
+def build():
+    return Model()
+
+
+def inputs(batch_size):
+    return (torch.randn(batch_size, 64),)
+"""
+POLICY = """\
+version: 1
+name: experts
+model: {{factory: "expertmodel:build", inputs: "expertmodel:inputs", batch_size: 4096}}
+defaults: {{compute: keep{fuse}}}
+{mods}
+"""
+MERGED = (64, 256)  # K and N of the two experts as one
+
+PlanFor = Callable[..., Plan]
+
+
+@pytest.fixture
+def plan_for(write_module) -> PlanFor:
+    folder = write_module("expertmodel", MODEL)
+
+    def make(costs: MadeUp | None, mods: str = "", fuse: str = "") -> Plan:
+        (folder / "p.yaml").write_text(POLICY.format(mods=mods, fuse=fuse))
+        return plan_of(examine(load_policy("p.yaml")), None, costs)
+
+    return make
+
+
+def wins() -> MadeUp:
+    """Interactions that win by far in LoKA's kernels; merged products save the input's second reading."""
+    return MadeUp(factor=lambda part: 9.0 if part.kernel == COMPILED else 1.0)
+
+
+def loses() -> MadeUp:
+    """Interactions that lose in LoKA's kernels, and merged products that take nine times as long."""
+
+    def factor(part: Part) -> float:
+        crossing = part.kernel == RENDERED and part.work in (PartKind.CROSS, PartKind.CROSS_BACKWARD)
+        return 9.0 if crossing or (part.contraction, part.columns) == MERGED else 1.0
+
+    return MadeUp(factor=factor)
+
+
+def used(plan: Plan) -> list[tuple[str, str]]:
+    return [(mod.use, mod.place) for mod in plan.mods]
+
+
+def test_they_are_planned_where_they_win(plan_for: PlanFor) -> None:
+    plan = plan_for(wins())
+    assert used(plan) == [("merge_siblings", "auto"), ("fuse_interaction", "auto")]
+    assert [each.owner for each in plan.interactions] == ["cross"]
+    merged = plan.mods[0]
+    assert merged.gain is not None
+    assert merged.gain.us > 0
+    assert "experts.0+experts.1" in [site.site.name for site in plan.sites]
+
+
+def test_they_are_left_where_they_lose_and_where_nothing_is_measured(plan_for: PlanFor) -> None:
+    for plan in (plan_for(loses()), plan_for(None)):
+        assert used(plan) == []
+        assert plan.interactions == ()
+        assert [site.site.name for site in plan.sites] == ["experts.0", "experts.1", "cross.linear"]
+
+
+@pytest.mark.parametrize(
+    ("mods", "fuse"),
+    [("mods: {auto: false}", ""), ("mods: [{auto: false}]", ""), ("", ", fuse: never"), ("", ", fuse: always")],
+)
+def test_a_policy_turns_them_off(plan_for: PlanFor, mods: str, fuse: str) -> None:
+    assert used(plan_for(wins(), mods, fuse)) == []
+
+
+def test_an_entry_of_the_policy_stands_for_its_mod(plan_for: PlanFor) -> None:
+    plan = plan_for(wins(), "mods: [{use: fuse_interaction, match: nothing, optional: true}]")
+    assert used(plan) == [("fuse_interaction", "p.yaml:5"), ("merge_siblings", "auto")]
+    assert plan.interactions == ()
+    assert used(plan_for(loses(), "mods: [{use: merge_siblings}, {auto: true}]")) == [("merge_siblings", "p.yaml:5")]
+
+
+def test_a_base_and_its_child_say_it_together(plan_for: PlanFor, tmp_path) -> None:
+    plan_for(None, "mods: [{use: merge_siblings}]")
+    (tmp_path / "q.yaml").write_text("version: 1\nname: child\nextends: p.yaml\nmods: {auto: false}\n")
+    policy = load_policy("q.yaml")
+    assert [rule.use for rule in policy.mods] == ["merge_siblings"]
+    assert not policy.auto_mods
+
+
+def test_another_key_is_refused_by_name(plan_for: PlanFor) -> None:
+    with pytest.raises(PolicyError, match=r'unknown key "where" in auto; remove it, or use one of auto'):
+        plan_for(None, "mods: [{auto: false, where: faster}]")
+    with pytest.raises(PolicyError, match=r"expected true or false"):
+        plan_for(None, "mods: {auto: never}")
