@@ -64,7 +64,9 @@ def command(
     batch: Annotated[int | None, typer.Option(help="Of models: samples in a step. Default: the policy's.")] = None,
     casting: Annotated[
         str | None,
-        typer.Option(help="Of models: autocast (float32 parameters), bfloat16 (of all), or both. Default: autocast."),
+        typer.Option(
+            help="Of models: autocast (float32 parameters), bfloat16 (of all), comma-separated. Default: autocast."
+        ),
     ] = None,
     rounds: Annotated[
         int | None, typer.Option(help="Of models: turns of each variant. Default: 8.", show_default=False)
