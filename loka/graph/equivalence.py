@@ -8,8 +8,8 @@ its views, the result must be the same up to rounding, and contiguous where it w
 Gradients of Parameters are as large as the model, and take most of the time: they are compared for the first batch size
 alone, bit for bit in training and up to rounding in evaluation; those of inputs always. Under autocast a CPU takes up
 to forty times as long for gradients as in float32: they are compared once, in training, at the first batch size.
-Outputs are also compared without gradients. A quick check compares outputs and state, without gradients and autocast: for a forward whose only
-use is the time that it would take.
+Outputs are also compared without gradients. A quick check compares outputs and state, without gradients and autocast:
+for a forward whose only use is the time that it would take.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from loka.policy.policy import Policy
 from loka.policy.settings import Assignment, SiteSettings
 from loka.version import __version__
 
-WORTH = 0.01  # share of a training step from which a mod of sites that was not asked for is taken
+LEAST_SHARE = 0.01  # share of a training step from which a mod of sites that was not asked for is taken
 LEFT_BY_MEASUREMENT = "left to torch.compile by a measured step"
 
 
@@ -118,7 +118,7 @@ def decided(
         fewer = policy.without_mod(mod.source)
         without = with_mods_of(fewer)
         gain = gain_of(without.plan, found.plan)
-        if gain is None or gain.share < WORTH:
+        if gain is None or gain.share < LEAST_SHARE:
             policy, found = fewer, without
         else:
             mods = tuple(replace(each, gain=gain) if each == mod else each for each in found.plan.mods)
