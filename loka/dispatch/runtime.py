@@ -51,10 +51,11 @@ def summed_dtype(*added: torch.Tensor) -> torch.dtype:
 def joined_dtype(*added: torch.Tensor) -> torch.dtype:
     """Dtype of a norm of the sum or concatenation of these: the promoted dtype.
 
-    Under torch.autocast it is float32, as for a LayerNorm on a GPU, except for float64.
+    Under torch.autocast on a GPU it is float32, as a LayerNorm's there, except for float64. On a CPU autocast leaves
+    norms alone.
     """
-    dtype = summed_dtype(*added)
-    if dtype != torch.float64 and _autocasts(added[0].device.type):
+    dtype, device = summed_dtype(*added), added[0].device.type
+    if dtype != torch.float64 and device == "cuda" and _autocasts(device):
         return torch.float32
     return dtype
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from loka.dispatch import runtime
 from loka.errors import InputError
@@ -84,7 +85,7 @@ def test_dtypes_of_results() -> None:
     with torch.autocast("cpu", torch.float16):
         assert runtime.output_dtype(x) == torch.float16
         assert runtime.output_dtype(x.double()) == torch.float64
-        assert runtime.joined_dtype(x.half()) == torch.float32
+        assert runtime.joined_dtype(x.half()) == nn.functional.layer_norm(x.half(), (1,)).dtype == torch.float16
         assert runtime.output_dtype(made) == runtime.joined_dtype(made) == torch.bfloat16
         assert runtime.joined_dtype(made, made.float()) == torch.float32
         with torch.autocast("cpu", enabled=False):

@@ -21,6 +21,7 @@ SEED = int(os.environ.get("LOKA_FUZZ_SEED", str(int(time.time()))))
 FAILED = {
     1046: (Step("functions", "clipped gradient", 1, 1),),
     5100: (Step(*CORE, 0, 1), Step("products", "matmul and bias", 0, 2)),
+    30297: (Step("layouts", "split", 2, 4), Step("products", "joined norm", 0, 5)),
     5107: (Step(*CORE, 0, 1), Step("objects", "iterator", 1, 2)),
 }
 
