@@ -54,7 +54,10 @@ class Backward(Enum):
     def of(
         cls, call: ExampleCall, examples: Examples, quick: bool, weights: bool = True, autocast: bool = False
     ) -> Backward:
-        """The gradients to compare for a call; those of Parameters if `weights`, for the first batch size."""
+        """The gradients to compare for a call: of inputs, and of Parameters too if `weights`, for the first batch size.
+
+        Under autocast those of inputs alone are not compared.
+        """
         everything = weights and call.batch == examples.calls[0].batch
         if quick or (autocast and not everything):
             return cls.NONE

@@ -110,7 +110,7 @@ def planned(
             choice = tuned.choice if made.tuned is not None else AS_IT_STANDS
             return decided(smaller, _standing_in(known, smaller), measurements, kernels, tracer, choice).plan
 
-        if compared:
+        if gains and measurements is not None:
             made = with_gains(made, examined.policy, without)
         prospects = prospects and made.tuned is None  # a measured step knows better
         prospect = prospect_of(at, made, examined.settings) if prospects else None

@@ -8,6 +8,7 @@ import pytest
 
 from loka.kernels.measurements.parts import COMPILED, RENDERED, Part, PartKind
 from loka.mods.policy_loader import load_policy
+from loka.plan import planner
 from loka.plan.examine import examine
 from loka.plan.plan import Plan
 from loka.plan.plan_of import plan_of
@@ -96,6 +97,14 @@ def test_they_are_planned_where_they_win(plan_for: PlanFor) -> None:
     assert merged.gain is not None
     assert merged.gain.us > 0
     assert "experts.0+experts.1" in [site.site.name for site in plan.sites]
+
+
+def test_both_say_what_they_gain(plan_for: PlanFor, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_for(None)
+    monkeypatch.setattr(planner, "open_measurements", lambda policy: wins())
+    gains = {mod.use: mod.gain for mod in planner.planned("p.yaml", gains=True).plan.mods}
+    assert set(gains) == {"merge_siblings", "fuse_interaction"}
+    assert all(gain is not None and gain.us > 0 for gain in gains.values())
 
 
 def test_they_are_left_where_they_lose_and_where_nothing_is_measured(plan_for: PlanFor) -> None:

@@ -162,8 +162,8 @@ def slower_interactions(rules: Sequence[ModRule], interactions: Sequence[Interac
         if not known and not asked:
             found[owner] = "its times are not all measured, and no entry of mods asks for it"
         elif known and theirs < WORTH * ours:
-            word = "is faster" if theirs < ours else f"is as fast, to {WORTH:g} times,"
-            found[owner] = f"torch.compile {word} here: {format_us(theirs)}, with kernels of LoKA {format_us(ours)}"
+            word = "faster here" if theirs < ours else f"as fast here, to a factor of {WORTH:g}"
+            found[owner] = f"torch.compile is {word}: {format_us(theirs)}, with kernels of LoKA {format_us(ours)}"
     return found
 
 
