@@ -36,8 +36,15 @@ class Called:
             others = [step for step in steps if step.op in GEMMS and (step.target, step.form) in left]
             if site not in called or others:
                 step = next(iter((*others, *steps)), None)
-                return self._reason(site, step), None if step is None else step.target
+                reason = (
+                    self._reason(site, step) if others or not self._calls(site) else f"'{site}' makes what is not used"
+                )
+                return reason, None if step is None else step.target
         return None
+
+    def _calls(self, site: str) -> bool:
+        """True if the forward as traced, which has also what its result does not need, calls a site."""
+        return any(step.call is not None and step.call.site == site for step in self.forward.statements)
 
     def _reason(self, site: str, step: Statement | None) -> str:
         """Why a site has no call, with the statement that reads its weight."""

@@ -218,6 +218,25 @@ def test_a_gemm_that_is_no_linear_is_refused_by_name(kind: Callable[[], nn.Modul
     assert " in a form that is not y = x @ weight.T at test_site_calls.py:" in answer.reason
 
 
+class Unused(One):
+    """A product that nothing reads, as the shared gate of the last level of PLE as it is often written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = zoo.weight(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        F.linear(x[..., :6], self.p).relu()
+        return x @ self.q
+
+
+def test_a_product_that_nothing_reads_is_said_to_be_unused() -> None:
+    answer = traced(Unused(), "p", "q")
+    assert isinstance(answer, Refused)
+    assert answer.reason.startswith("'p' makes what is not used at test_site_calls.py:")
+    assert isinstance(traced(Unused(), "q"), ForwardIR)
+
+
 def test_a_part_of_what_is_multiplied_by_as_a_whole_is_a_weight_of_its_own() -> None:
     answer = traced(PartAndWhole(), "p", "p.0:2")
     assert isinstance(answer, ForwardIR)
