@@ -36,14 +36,13 @@ class Called:
             others = [step for step in steps if step.op in GEMMS and (step.target, step.form) in left]
             if site not in called or others:
                 step = next(iter((*others, *steps)), None)
-                reason = (
-                    self._reason(site, step) if others or not self._calls(site) else f"'{site}' makes what is not used"
-                )
+                unused = not others and self._calls(site)  # the form has only what the result needs
+                reason = f"'{site}' makes what is not used" if unused else self._reason(site, step)
                 return reason, None if step is None else step.target
         return None
 
     def _calls(self, site: str) -> bool:
-        """True if the forward as traced, which has also what its result does not need, calls a site."""
+        """True if the forward as traced calls a site."""
         return any(step.call is not None and step.call.site == site for step in self.forward.statements)
 
     def _reason(self, site: str, step: Statement | None) -> str:
