@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "1557f31148245ef94742237d4334affa4140fcc33412a7d1ebc4a22276d6d2ba"
+STAMP = "b4e641c2af460629c8a0dadfa5dab6ff864b00b6178ca511a11401185720a6d0"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "1557f31148245ef94742237d4334affa4140fcc33412a7d1ebc4a22276d6d2ba"
+STAMP = "b4e641c2af460629c8a0dadfa5dab6ff864b00b6178ca511a11401185720a6d0"
 
 
 @triton.jit
@@ -72,7 +72,7 @@ def norm_gradient(
     dn, n, rstd, mean_dn, mean_dn_n, WIDTH: tl.constexpr, ROWS: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient with respect to x, from that with respect to n, dn, and the means over a row of dn and of dn * n."""
+    """The gradient with respect to x, from that with respect to n, dn, and the means of dn and of dn * n."""
     if NORM == "layer_norm":
         dn = (dn - by_row(mean_dn, ROWS) - n * by_row(mean_dn_n, ROWS)) * by_row(rstd, ROWS)
     return dn
@@ -525,16 +525,17 @@ def fm_forward(
 
 @triton.jit(do_not_specialize=["m", "parts"])
 def norm_backward(
-    grad_ptr, residual_grad_in_ptr, x_ptr, add_ptr, weight_ptr, bias_ptr, times_ptr, mean_ptr, rstd_ptr, maxima_ptr,
-    overflow_stats_ptr, out_ptr, scale_ptr, scale_max_ptr, amax_ptr, overflow_ptr, residual_grad_out_ptr, dweight_ptr,
-    dbias_ptr, dadd_ptr, grad_stride, m, parts, WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
-    STAGES: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
-    ACTIVATION: tl.constexpr, SCALING: tl.constexpr, LIMIT: tl.constexpr, POWER_OF_TWO: tl.constexpr,
+    grad_ptr, residual_grad_in_ptr, x_ptr, add_ptr, weight_ptr, bias_ptr, times_ptr, mean_ptr, rstd_ptr, mean_dn_ptr,
+    mean_dn_n_ptr, maxima_ptr, overflow_stats_ptr, out_ptr, scale_ptr, scale_max_ptr, amax_ptr, overflow_ptr,
+    residual_grad_out_ptr, dweight_ptr, dbias_ptr, dadd_ptr, grad_stride, m, parts, WIDTH: tl.constexpr,
+    PADDED: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr,
+    EPS: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr, SCALING: tl.constexpr, LIMIT: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
 ):  # fmt: skip
     """The gradient of [+ add] -> [* times] -> [norm] -> [activation] with respect to x (m, WIDTH), in FP8 or as it is.
 
     A pointer is None where there is nothing to read or to write. Each program writes partial sums of vectors'
-    gradients.
+    gradients. mean_dn and mean_dn_n are of columns, for a norm over them.
     """
     columns = tl.arange(0, PADDED)
     inside = mask_of(None, columns < WIDTH, WIDTH == PADDED)
@@ -571,7 +572,7 @@ def norm_backward(
         dx = dz
         if weight_ptr is not None:
             dx = dx * weight
-        if NORM is not None:
+        if NORM is not None and NORM != "batch_norm":
             mean_dn, mean_dn_n = tl.sum(dx, -1) / WIDTH, tl.sum(dx * n, -1) / WIDTH
             dx = norm_gradient(dx, n, rstd, mean_dn, mean_dn_n, WIDTH, ROWS, NORM, EPS, BLOCK)
         if mean_ptr is not None and SCALING is not None:
@@ -584,10 +585,11 @@ def norm_backward(
             dx = dx * load(times_ptr + offsets, mask)
         if dadd_ptr is not None:
             dadd += dx
-        largest, overflow = store_output(
-            dx, out_ptr, scale_ptr, offsets, row, valid, mask, factor, largest, overflow,
-            SCALING, LIMIT, POWER_OF_TWO, WIDTH, ROWS,
-        )  # fmt: skip
+        if out_ptr is not None:
+            largest, overflow = store_output(
+                dx, out_ptr, scale_ptr, offsets, row, valid, mask, factor, largest, overflow,
+                SCALING, LIMIT, POWER_OF_TWO, WIDTH, ROWS,
+            )  # fmt: skip
     part = tl.program_id(0).to(tl.int64) * WIDTH + columns
     store_sums(dweight_ptr, part, dweight, inside, ROWS)
     store_sums(dbias_ptr, part, dbias, inside, ROWS)

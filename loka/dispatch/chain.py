@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from loka.dispatch import batch_norm
 from loka.dispatch.chain_stages import (
     MOST_REDUCED,
     Partial,
@@ -28,12 +29,14 @@ from loka.dispatch.chain_stages import (
     to_next,
 )
 from loka.dispatch.runtime import Weight, is_empty, output_dtype, saved_tensors, without_rows
+from loka.errors import InputError
 from loka.kernels.chain_values import Chain
 
 CounterIds = tuple[int, ...]  # of the fprop of each FP8 linear
-Tensors = Sequence[Weight]  # of a norm; or of a linear and what follows, its weight first
+# Of a norm; or of a linear and what follows, its weight first. A BatchNorm's module stands for its tensors.
+Tensors = Sequence[Weight | nn.BatchNorm1d]
 
-_BEFORE = 3  # arguments of the autograd function before x
+_BEFORE = 4  # arguments of the autograd function before x
 
 
 def run(
@@ -48,24 +51,39 @@ def run(
 
     `norm`: parameters of the norm before the first linear; `linears`: tensors of each stage, its weight first, either
     all Parameters or all frozen. Without gradients it launches what inference needs. An FP8 GEMM counts under its
-    counter id, or for a gradient under the next two. Raises DtypeError and InputError as `output_dtype`, and InputError
-    for an x without rows of another width.
+    counter id, or for a gradient under the next two. BatchNorms in training move their running statistics. Raises
+    DtypeError and InputError as `output_dtype`, and InputError for an x without rows of another width, and for a
+    BatchNorm that changed or has no rows to compute statistics of.
     """
     chain, x = get(), matrices[0]
     weights = [group[0] for group in linears]
     frozen = isinstance(weights[0], tuple)
     parts = [*norm, *[part for group in linears for part in group]]
-    tensors: list[Tensor] = [each for part in parts for each in (part if isinstance(part, tuple) else (part,))]
+    norms = [part for part in parts if isinstance(part, nn.Module)]
+    modes = tuple([batch_norm.mode_of(module) for module in norms])
+    if norms and x.dim() != 2:
+        raise InputError(f"a BatchNorm of a chain takes rows (M, {chain.k}), and its input is {tuple(x.shape)}")
+    tensors: list[Tensor] = [each for part in parts for each in _tensors(part)]
     dtype = output_dtype(x, *(() if frozen else weights))
     if is_empty(x):
         return without_rows(chain.k, chain.n, dtype, matrices, tensors)
     rows = [matrix if matrix.dim() == 2 else matrix.reshape(-1, matrix.shape[-1]) for matrix in matrices]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*rows, *tensors)):
-        y: Tensor = ChainFunction.apply(chain, fused, dtype, *rows, *tensors, *counter_ids)  # type: ignore[no-untyped-call]
+        made = ChainFunction.apply(chain, fused, dtype, modes, *rows, *tensors, *counter_ids)  # type: ignore[no-untyped-call]
+        outputs: tuple[Tensor, ...] = made if norms else (made,)
     else:
         values = _by_name(chain.frozen_names if frozen else chain.names, (*rows, *tensors))
-        y = _forward(chain, fused, dtype, values, counter_ids, inference=True)
+        outputs = _forward(chain, fused, dtype, modes, values, counter_ids, inference=True)
+    y, *statistics = outputs
+    batch_norm.update(norms, statistics, rows[0].shape[0])
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], chain.n)
+
+
+def _tensors(part: Weight | nn.BatchNorm1d) -> tuple[Tensor, ...]:
+    """The tensors of an argument: FP8 values and their scales, those of a BatchNorm, or the tensor itself."""
+    if isinstance(part, nn.Module):
+        return batch_norm.tensors_of(part)
+    return part if isinstance(part, tuple) else (part,)
 
 
 def _by_name(groups: Sequence[Sequence[str]], tensors: Sequence[Any]) -> list[Values]:
@@ -81,20 +99,25 @@ class ChainFunction(torch.autograd.Function):
     """A chain as one function of x and the other matrices, the norm's parameters, and the tensors of its stages."""
 
     @staticmethod
-    def forward(ctx: Any, chain: Chain, fused: Any, dtype: torch.dtype, *arguments: Any) -> Tensor:
+    def forward(
+        ctx: Any, chain: Chain, fused: Any, dtype: torch.dtype, modes: tuple[batch_norm.Mode, ...], *arguments: Any
+    ) -> Tensor | tuple[Tensor, ...]:
         counter_ids = arguments[chain.arguments :]
         values = _by_name(chain.names, arguments[: chain.arguments])
-        ctx.chain, ctx.fused, ctx.dtype, ctx.counter_ids = chain, fused, dtype, counter_ids
+        ctx.chain, ctx.fused, ctx.dtype, ctx.modes, ctx.counter_ids = chain, fused, dtype, modes, counter_ids
         ctx.dtypes = [matrix.dtype for matrix in arguments[: 1 + len(chain.others)]]
         ctx.overflow_stats = [own.get("dy_overflow_stats") for own in values]  # not saved: backward writes into them
-        y = _forward(chain, fused, dtype, values, counter_ids, inference=False)
+        y, *statistics = _forward(chain, fused, dtype, modes, values, counter_ids, inference=False)
         saved = [own[name] for own, names in zip(values, chain.saved_names, strict=True) for name in names]
         ctx.save_for_backward(*saved)
-        return y
+        if not modes:
+            return y
+        ctx.mark_non_differentiable(*statistics)
+        return y, *statistics
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         chain, fused, dtypes, needed = ctx.chain, ctx.fused, ctx.dtypes, ctx.needs_input_grad
         head, *stages = _restored(ctx)
         needs_dx = bool(chain.head.names) or needed[_BEFORE]
@@ -104,6 +127,7 @@ class ChainFunction(torch.autograd.Function):
         position = len(needed) - len(ctx.counter_ids)
         stages[-1]["grad"] = grad
         del grad
+        modes = list(ctx.modes)
         for number in reversed(range(len(stages))):
             stage, own, reader = chain.stages[number], stages[number], chain.readers[number]
             position -= len(stage.names)
@@ -112,6 +136,9 @@ class ChainFunction(torch.autograd.Function):
             dtype = dtypes[0] if number == 0 and chain.dx_is_plain else ctx.dtype
             counter_id = ctx.counter_ids[number] if ctx.counter_ids else 0
             needs = (number > 0 or needs_dx, needed[position])
+            if stage.norm_sums is not None:
+                training, _ = modes.pop()
+                batch_norm.sum_gradients(fused, stage.norm_sums, own, gradients[number], training)
             partial += stage_backward(fused, stage, own, gradients[number], needs, dtype, counter_id)
             if reader is not None and chain.stages[reader].times is None:
                 del stages[reader]["dsum"]
@@ -153,12 +180,18 @@ def _forward(
     chain: Chain,
     fused: Any,
     dtype: torch.dtype,
+    modes: Sequence[batch_norm.Mode],
     values: list[Values],
     counter_ids: CounterIds,
     inference: bool,
-) -> Tensor:
-    """The result of a chain; what backward reads stays in `values`, those of the head and of each stage."""
+) -> tuple[Tensor, ...]:
+    """The result of a chain, then means and variances of BatchNorms in training, one after the other.
+
+    What backward reads stays in `values`, those of the head and of each stage.
+    """
     head, *stages = values
+    statistics: list[Tensor] = []
+    waiting = list(reversed(modes))
     frozen = "weight_fp8" in stages[0]
     sums_dtype = dtype
     for name in chain.summed:
@@ -173,6 +206,8 @@ def _forward(
             launch(fused, kernel, own, own)
         own["y"] = product(stage, own, dtype, counter_ids[number] if counter_ids else 0)
         own["dtype"] = sums_dtype if stage.kept_names else dtype
+        if stage.norm_sums is not None:
+            statistics += batch_norm.normalise(own, waiting.pop())
         if stage.times is not None:
             own["times"] = head[stage.times]
         if stage.residual is not None:
@@ -186,4 +221,4 @@ def _forward(
         if isinstance(stage.residual, int):
             keep(stages[stage.residual], () if inference else chain.stages[stage.residual].saved_names)
     out: Tensor = own["out"] if "out" in own else own["y"]
-    return out
+    return out, *statistics

@@ -53,6 +53,16 @@ class SiteCall:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchNorm:
+    """The nn.BatchNorm1d that a statement calls, on a matrix (M, width)."""
+
+    module: Ref  # "self.norms[0]"
+    width: int
+    weight: Ref | None
+    bias: Ref | None
+
+
+@dataclass(frozen=True, slots=True)
 class Statement:
     """`target = value`."""
 
@@ -62,12 +72,15 @@ class Statement:
     call: SiteCall | None = None
     note: str = ""  # the inlined child it came from: "fmb.1"
     even: bool = False  # True for a sum or product of two different locals that both have the result's shape
+    batch_norm: BatchNorm | None = None  # of a call of one that kernels may take
 
     @property
     def operands(self) -> tuple[Ref, ...]:
         """What it reads, each once, in order; also what its call reads, which may name weights in another way."""
-        call = self.call
-        return refs_in(self.value) if call is None else refs_in(self.value, call.x, call.weight, call.bias)
+        call, norm = self.call, self.batch_norm
+        of_call = () if call is None else (call.x, call.weight, call.bias)
+        of_norm = () if norm is None else (norm.weight, norm.bias)
+        return refs_in(self.value, *of_call, *of_norm)
 
     @property
     def form(self) -> str:

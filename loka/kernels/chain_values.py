@@ -11,6 +11,9 @@ knows the tensors of each by name:
 | weight_fp8, weight_scale, weight_scale_max, weight_fp8_t | its weight |
 | y, sum, out | its product, the sum before a norm, the result of the chain |
 | mean, rstd | statistics of the norm |
+| running_mean, running_var | those of a BatchNorm's module |
+| norm_shift, norm_scale, norm_rstd | what a BatchNorm is to its kernels (`loka.dispatch.batch_norm`) |
+| norm_mean_dn, norm_mean_dn_n | what its gradient subtracts |
 | grad, dsum, dy | gradients of the stage's result, of its sum, of its product |
 | dy_fp8, dy_scale, dy_scale_max, dy_fp8_t | the last of them in FP8 |
 | times, residual, residual_grad | matrices that it multiplies by and adds; the gradient of its result as a residual |
@@ -26,7 +29,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-_READ_AGAIN = ("x", "y", "sum", "mean", "rstd", "bias", "norm_weight", "norm_bias")
+_OF_BATCH_NORM = ("norm_shift", "norm_scale", "norm_rstd")
+_READ_AGAIN = ("x", "y", "sum", "mean", "rstd", "bias", "norm_weight", "norm_bias", *_OF_BATCH_NORM)
 _OF_INPUT = ("x_fp8", "x_fp8_t", "x_scale", "x_scale_max", "x_plain")
 
 
@@ -87,6 +91,7 @@ class Stage:
     forward: Launch | None = None  # from the product to the next linear's input or the result
     inference: Launch | None = None  # the same without a backward, if it is another
     backward: Launch | None = None  # from the gradient of the result to that of the product
+    norm_sums: Launch | None = None  # before it, what the gradient of a BatchNorm sums over the rows
     bias_in_gemm: bool = False
     unpadded_k: int = 0  # columns of x and weight, if kernels add zeros behind them
     times: str | None = None  # argument that the product is multiplied by
@@ -101,6 +106,7 @@ class Stage:
         names = tuple(self.parameters.split())
         read = self.backward.reads if self.backward is not None else ()
         read += ("y",) if self.times is not None else ()  # for the gradient of `times`
+        read += (*self.norm_sums.reads, *_OF_BATCH_NORM) if self.norm_sums is not None else ()
         saved = tuple([name for name in _READ_AGAIN if name in read or name in names])
         if "weight" in names:
             saved = ("weight", *self.gemms.saved.split(), *saved)

@@ -185,10 +185,10 @@ def test_a_foreign_file_says_so(text):
         from_json(text, "p.json")
 
 
-@pytest.mark.parametrize("version", ["13", "15", '"14"', "null"])
+@pytest.mark.parametrize("version", ["14", "16", '"15"', "null"])
 def test_another_version_says_what_to_run(version, whole_plan):
-    text = to_json(whole_plan).replace('"version": 14', f'"version": {version}')
-    with pytest.raises(InputError, match=r"^p\.json: the plan has version .* reads 14: .* `loka generate POLICY`"):
+    text = to_json(whole_plan).replace('"version": 15', f'"version": {version}')
+    with pytest.raises(InputError, match=r"^p\.json: the plan has version .* reads 15: .* `loka generate POLICY`"):
         from_json(text, "p.json")
 
 

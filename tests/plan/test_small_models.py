@@ -293,14 +293,29 @@ def test_regions_around_a_refused_child_are_fused_and_those_inside_it(plan_for):
     assert site(plan, "layer.tower.0").region == ("linear", "layer_norm")
 
 
-def test_a_batch_norm_ends_a_region_and_explain_says_why(plan_for):
+def test_a_batch_norm_is_part_of_a_region_that_a_dropout_ends(plan_for):
     plan = plan_for("BatchNormTower")
     first, second = (explain(plan, f"linears.{number}") for number in range(2))
-    assert (first.found.region, len(first.region_ends)) == ((), 1)
-    assert first.region_ends[0].startswith("BatchNorm 'bn.0' after it: in training its statistics")
-    after, before = second.region_ends
-    assert after.startswith("BatchNorm 'bn.1' after it: ")
-    assert before.startswith("dropout 'dropout' before it: in training it draws random numbers")
+    assert first.found.region == second.found.region == ("linear", "batch_norm", "relu")
+    (after,) = first.region_ends
+    assert (
+        after
+        == "dropout 'dropout' after it: in training it draws random numbers, in the order of the model's own calls"
+    )
+    assert [text.partition(":")[0] for text in second.region_ends] == [
+        "dropout 'dropout' after it",
+        "dropout 'dropout' before it",
+    ]
+
+
+@pytest.mark.parametrize("odd", ["without_running", "of_its_own", "with_a_hook", "called_twice"])
+def test_a_batch_norm_that_no_kernel_takes_ends_a_region_and_explain_says_why(plan_for, odd):
+    plan = plan_for(f"batch_norm_{odd}")
+    first = explain(plan, "0")
+    assert first.found.region == ()
+    assert first.region_ends[0].startswith(
+        "BatchNorm '1' after it: kernels take an nn.BatchNorm1d right after a linear"
+    )
 
 
 def test_a_dropout_ends_a_region_behind_what_it_takes_along(plan_for):

@@ -68,7 +68,7 @@ class Around:
 def parse_around(text: str) -> Around:
     """Parse `around`: "layer_norm silu", "silu", "rms_norm", "". Raises InputError for anything else."""
     words = text.split()
-    norms = [word for word in words if word in NORMS]
+    norms = [word for word in words if word in NORMS and not NORMS[word].over_columns]
     activations = [word for word in words if word in ACTIVATIONS]
     if len(norms) + len(activations) < len(words) or len(norms) > 1 or len(activations) > 1:
         known = f"one of {', '.join(NORMS)} and one of {', '.join(ACTIVATIONS)}"

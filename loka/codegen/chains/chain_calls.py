@@ -184,5 +184,8 @@ def or_frozen(site: int, weight: str) -> str:
 
 
 def _norm_texts(norm: ChainNorm | None, scope: statement_text.NameScope) -> list[str]:
+    """A norm's tensors; the module that stands for those of a BatchNorm."""
+    if norm is not None and norm.module is not None:
+        return [scope.text(norm.module)]
     refs = () if norm is None else (norm.weight, norm.bias)
     return [scope.text(ref) for ref in refs if ref is not None]

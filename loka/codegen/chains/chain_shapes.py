@@ -22,13 +22,18 @@ _NO_EPS = 1e-05  # in the specs of kernels without a norm, so that equal kernels
 
 @dataclass(frozen=True, slots=True)
 class NormShape:
-    """A norm over the last dimension, or over blocks of it."""
+    """A norm over the last dimension, over blocks of it, or over the rows."""
 
     kind: str
     weight: bool
     bias: bool
     eps: float
     block: int = BLOCK  # of a block_norm
+
+    @property
+    def over_columns(self) -> bool:
+        """True for a BatchNorm, whose kernels are given its statistics."""
+        return NORMS[self.kind].over_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +185,8 @@ def _norm_shape(norm: ChainNorm | None) -> NormShape | None:
     if norm is None:
         return None
     block = norm.width if norm.kind == "block_norm" else BLOCK
-    return NormShape(norm.kind, norm.weight is not None, norm.bias is not None, norm.eps, block)
+    eps = _NO_EPS if norm.module is not None else norm.eps  # which reads its own
+    return NormShape(norm.kind, norm.weight is not None, norm.bias is not None, eps, block)
 
 
 def _operand(gemm: GemmRecipe | None, place: int) -> OperandRecipe:
@@ -213,6 +219,8 @@ def forward_after(stage: StageShape, quantize: bool, save: bool, keep: bool = Fa
     """The kernel that makes a stage's result, or the next linear's input, from the product."""
     norm = stage.after
     around = (stage.activation, stage.bias, quantize)
+    if norm is not None and norm.over_columns:
+        return NormForward(stage.n, norm.kind, True, norm.bias, _NO_EPS, stage.activation, True, quantize)
     if norm is None:
         return NormForward(stage.n, None, False, False, _NO_EPS, *around, False, *_sums(stage), keep=keep)
     affine = (norm.kind, norm.weight, norm.bias, norm.eps)
@@ -242,6 +250,8 @@ def backward_after(
     if stage.summed or carried:
         return _backward_of_sum(stage, quantize, carried, carry)
     norm = stage.after
+    if norm is not None and norm.over_columns:
+        return NormBackward(stage.n, norm.kind, True, norm.bias, _NO_EPS, stage.activation, True, quantize)
     if norm is not None:
         affine = (norm.weight, norm.bias)
         return NormBackward(
@@ -250,6 +260,14 @@ def backward_after(
     if stage.activation is not None or (quantize and stage.bias):
         return NormBackward(stage.n, None, False, False, _NO_EPS, stage.activation, stage.bias, quantize)
     return quantizer(stage.n) if quantize else None
+
+
+def norm_sums(stage: StageShape) -> NormBackward | None:
+    """The kernel that sums what the gradient of a BatchNorm needs over the rows; None for another norm."""
+    norm = stage.after
+    if norm is None or not norm.over_columns:
+        return None
+    return NormBackward(stage.n, norm.kind, True, norm.bias, _NO_EPS, stage.activation, True, sums_alone=True)
 
 
 def _backward_of_sum(stage: StageShape, quantize: bool, carried: bool, carry: bool) -> NormBackward | NormForward:

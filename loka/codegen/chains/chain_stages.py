@@ -19,6 +19,9 @@ from loka.numerics.enums import Accumulation, Gemm
 
 # Names of a kernel's own arguments and results in a chain.
 _VECTORS = {"add": "bias", "weight": "norm_weight", "bias": "norm_bias"}
+_OF_BATCH_NORM = {"add": "norm_shift", "weight": "norm_scale", "bias": "norm_bias"}
+_BATCH_NORM_SUMS = {"dweight": "norm_scale_sums", "dbias": "norm_bias_sums"}
+_BATCH_NORM_MEANS = {"mean_dn": "norm_mean_dn", "mean_dn_n": "norm_mean_dn_n"}
 _SUMS = {f"d{name}": f"{vector}_sums" for name, vector in _VECTORS.items()}
 _INPUT = {"scale": "next_scale", "overflow_stats": "next_overflow_stats"}
 _WEIGHT = {"x": "weight", "maxima": "weight_maxima"}
@@ -103,10 +106,11 @@ class ChainStages:
         return under(spec, self.shape.stages[index + 1].x) if fp8 and not last else spec
 
     def _forwards(
-        self, spec_of: Callable[[bool], AnySpec], x: str, out: str = "x_plain"
+        self, spec_of: Callable[[bool], AnySpec], x: str, out: str = "x_plain", over_columns: bool = False
     ) -> tuple[Launch | None, Launch | None]:
         """The kernels of training and of inference; the second is None if it is the first."""
-        arguments, results = {"x": x, **_VECTORS, **_INPUT}, {**operand("x"), "out": out, "kept": "sum"}
+        vectors = _OF_BATCH_NORM if over_columns else _VECTORS
+        arguments, results = {"x": x, **vectors, **_INPUT}, {**operand("x"), "out": out, "kept": "sum"}
         first, other = (self._kernel(spec_of(inference), arguments, results) for inference in (False, True))
         return first, None if other == first else other
 
@@ -142,10 +146,14 @@ class ChainStages:
         last = index == len(self.shape.stages) - 1
         kernel = stage.followed or (self.shape.fp8 and not last)
         out = "out" if last else "x_plain"
-        forward = self._forwards(lambda inference: self._after(index, inference), "y", out) if kernel else (None, None)
         norm = stage.after
+        columns = norm is not None and norm.over_columns
+        forward: tuple[Launch | None, Launch | None] = (None, None)
+        if kernel:
+            forward = self._forwards(lambda inference: self._after(index, inference), "y", out, columns)
         there = (stage.bias, norm is not None and norm.weight, norm is not None and norm.bias)
         vectors = [name for name, present in zip(_VECTORS.values(), there, strict=True) if present]
+        vectors += ["running_mean", "running_var"] if columns else []
         static = [f"{name}_{part}" for name in ("x", "dy") for part in ("scale", "overflow_stats")]
         return Stage(
             parameters=" ".join(["weight", *vectors, *(static if self.shape.known else [])]),
@@ -154,6 +162,7 @@ class ChainStages:
             forward=forward[0],
             inference=forward[1],
             backward=self._backward(index),
+            norm_sums=self._norm_sums(stage),
             bias_in_gemm=stage.bias and not stage.followed and (last or not self.shape.fp8),
             unpadded_k=stage.given,
             times=stage.times,
@@ -197,7 +206,17 @@ class ChainStages:
         if spec is None:
             return None
         x = "grad" if "grad" not in spec.parameters else "sum" if stage.summed else "y"
-        return self._kernel(spec, {**_GRADIENT, "x": x}, {**_GRADIENT_RESULTS, **operand("dy")})
+        columns = stage.after is not None and stage.after.over_columns
+        own = _OF_BATCH_NORM | _BATCH_NORM_MEANS if columns else {}
+        return self._kernel(spec, {**_GRADIENT, **own, "x": x}, {**_GRADIENT_RESULTS, **operand("dy")})
+
+    def _norm_sums(self, stage: StageShape) -> Launch | None:
+        """The kernel that runs before the gradient of a BatchNorm; None for another stage."""
+        spec = shapes.norm_sums(stage)
+        if spec is None:
+            return None
+        self.specs.setdefault(Reduce(len(spec.results)))
+        return self._kernel(spec, {**_OF_BATCH_NORM, "x": "y"}, _BATCH_NORM_SUMS)
 
     def _shares(self, argument: str) -> tuple[list[int], list[tuple[int, bool]]]:
         """What an argument's gradient is made of: stages whose sums' gradients are added, or (stage, bias) multiplied.

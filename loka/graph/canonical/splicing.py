@@ -8,10 +8,9 @@ from loka.graph.canonical.views import is_permuted
 from loka.graph.expression import RefKind, locals_in, method
 from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, Region, Statement
 from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.patterns.region import NORMS
-from loka.graph.sites.flow import ACTIVATIONS, ELEMENTWISE
+from loka.graph.patterns.region import AROUND
 
-_TOGETHER = NORMS | ACTIVATIONS | ELEMENTWISE | {"unflatten", "flatten"}  # what regions are made of, besides GEMMs
+_TOGETHER = AROUND | {"unflatten", "flatten"}
 
 
 class _TangledError(Exception):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from loka.graph.expression import PRODUCT, Call, Ref, RefKind, locals_in, refs_in
 from loka.graph.ir import DTYPE, ForwardIR, Region, Statement
-from loka.graph.patterns.norm import ChainNorm, NormRun, norm_ending_at, norm_starting_at
+from loka.graph.patterns.norm import BATCH_NORM, ChainNorm, NormRun, norm_ending_at, norm_starting_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class StaticOperands:
 
     norms: frozenset[str]
     activations: frozenset[str]
-    largest_block: int = 2**14  # of a block_norm
+    largest_block: int = 2**14  # of a block_norm, and the columns of a batch_norm
 
 
 def find_chains(
@@ -106,7 +106,7 @@ class _Finder:
     def _norm_before(self, linear: int) -> NormRun | None:
         """The norm just before a linear, if the linear is its only reader and kernels support it."""
         run = norm_ending_at(self._statements, linear - 1) if linear else None
-        if run is None or run.first < self._free or not self._takes(run):
+        if run is None or run.first < self._free or run.norm.kind == BATCH_NORM or not self._takes(run):
             return None
         target = self._statements[run.last].target
         if _input(self._statements[linear]) != target or self._readers.get(target) != {linear}:
@@ -127,6 +127,8 @@ class _Finder:
         run = norm_starting_at(self._statements, last + 1) if last < end else None
         if run is not None and self._reads_again(first, last, run):
             run = None
+        if run is not None and run.norm.kind == BATCH_NORM and last > stage.linear:
+            run = None  # its kernels take the product itself
         gate = self._gate(last, run, end, inside) if run is not None else None
         if run is not None and gate is not None:
             gated = replace(stage, after=run.norm, activation=gate, times=found["mul"], residual=found["add"])
@@ -147,7 +149,9 @@ class _Finder:
 
         Nothing else may read the intermediate values.
         """
-        if run.last + 2 > end or not self._takes(run) or not self._goes_on(last, run.last + 2, inside):
+        if run.norm.kind == BATCH_NORM or run.last + 2 > end:
+            return None
+        if not self._takes(run) or not self._goes_on(last, run.last + 2, inside):
             return None
         act, product = self._statements[run.last + 1], self._statements[run.last + 2]
         normed, taken = self._statements[run.last].target, self._statements[last].target
@@ -176,10 +180,10 @@ class _Finder:
             return False
         if any(not self._readers.get(target, set()) <= places for target in within):
             return False
-        if run.norm.kind != "block_norm":
+        if run.norm.kind not in ("block_norm", BATCH_NORM):
             return True
-        block = run.norm.width
-        return block & (block - 1) == 0 and block <= self._known.largest_block
+        held = run.norm.width
+        return (run.norm.kind == BATCH_NORM or held & (held - 1) == 0) and held <= self._known.largest_block
 
     def _activation(self, place: int) -> str | None:
         statement = self._statements[place]

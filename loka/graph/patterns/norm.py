@@ -35,18 +35,23 @@ TORCH_NORMS: Mapping[str, TorchNorm] = MappingProxyType(
         "rms_norm": TorchNorm(nn.RMSNorm),
     }
 )
+BATCH_NORM = "batch_norm"
 _FUNCTIONS = "torch.nn.functional."
 
 
 @dataclass(frozen=True, slots=True)
 class ChainNorm:
-    """A norm over the last dimension, of `width` elements; a block_norm is over blocks of `width` neighbours in it."""
+    """A norm over the last dimension, of `width` elements; a block_norm is over blocks of `width` neighbours in it.
 
-    kind: str  # "block_norm", or one of TORCH_NORMS
+    A batch_norm is over the rows of each of `width` columns.
+    """
+
+    kind: str  # "block_norm", "batch_norm", or one of TORCH_NORMS
     width: int  # 0 if torch's function does not have it
-    eps: float
+    eps: float  # of a batch_norm its module has it
     weight: Ref | None
     bias: Ref | None
+    module: Ref | None = None  # of a batch_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,10 @@ def norm_ending_at(statements: Sequence[Statement], last: int) -> NormRun | None
 
 
 def _norm(statement: Statement) -> ChainNorm | None:
-    """The norm over the last dimension that a statement computes; None for another operation."""
+    """The norm over the last dimension or over the rows that a statement computes; None for another operation."""
+    if statement.batch_norm is not None:
+        norm = statement.batch_norm
+        return ChainNorm(BATCH_NORM, norm.width, 0.0, norm.weight, norm.bias, norm.module)
     value = statement.value
     kind = value.target.removeprefix(_FUNCTIONS) if isinstance(value, Call) else ""
     if not isinstance(value, Call) or kind not in TORCH_NORMS or value.target == kind:

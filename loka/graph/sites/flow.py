@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from loka.graph.patterns.norm import TORCH_NORMS
+from loka.graph.patterns.norm import BATCH_NORM, TORCH_NORMS
 from loka.graph.sites.merge_calls import MeasuredCall
 from loka.graph.sites.neighbours import operations_after, operations_before
 from loka.graph.sites.operations import Call, Operation, reached
 from loka.graph.sites.site import GemmKind
 
-# None of these mixes rows.
+# None of these mixes rows, as a BatchNorm does.
 NORM_OPERATIONS = frozenset(
     (
         *(*TORCH_NORMS, "group_norm", "mean", "var", "var_mean", "std", "std_mean", "pow", "square"),
@@ -47,7 +47,8 @@ _PARTS = frozenset(("split", "split_with_sizes", "tensor_split", "chunk", "getit
 _LIFTS = frozenset(("unsqueeze", "expand", "alias"))
 _FLAT = frozenset(("flatten", "view", "reshape", "unflatten"))
 ELEMENTWISE = frozenset(("add", "sub", "mul"))
-_FUSED = NORM_OPERATIONS | _ACTIVATIONS | _OTHERS
+_AROUND = NORM_OPERATIONS | _ACTIVATIONS | {BATCH_NORM}  # what makes a region around a GEMM
+_FUSED = _AROUND | _OTHERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def flow_of(sites: Mapping[str, Sequence[MeasuredCall]], outputs: Iterable[Opera
         last = next(iter(operations_after(ends.product)), None)
         if first is not None and first.op in NORM_OPERATIONS and len(first.children) == 1:
             near[name] = (*near.get(name, ()), first.owner)
-        if last is not None and last.op in NORM_OPERATIONS | _ACTIVATIONS | ELEMENTWISE:
+        if last is not None and last.op in _AROUND | ELEMENTWISE:
             near[name] = (*near.get(name, ()), last.owner)
     for name, call in named:
         ends = _ends(call)
@@ -144,12 +145,12 @@ def _by_owner(results: Iterable[Operation]) -> dict[str, frozenset[str]]:
 
 def _holders(inside: str, nodes: Iterable[Operation]) -> tuple[str, ...]:
     """The smallest modules that hold one and each of the norms and activations among some operations."""
-    return tuple(dict.fromkeys(common_module((inside, each)) for each in _owners(nodes)))
+    return tuple(dict.fromkeys(common_module((inside, each)) for each in _owners(nodes, _AROUND)))
 
 
-def _owners(nodes: Iterable[Operation]) -> tuple[str, ...]:
-    """The modules that compute the norms and activations among some operations."""
-    return tuple(sorted({node.owner for node in nodes if node.op in NORM_OPERATIONS | _ACTIVATIONS}))
+def _owners(nodes: Iterable[Operation], ops: Collection[str] = NORM_OPERATIONS | _ACTIVATIONS) -> tuple[str, ...]:
+    """The modules that compute the norms and activations among some operations, those of these names."""
+    return tuple(sorted({node.owner for node in nodes if node.op in ops}))
 
 
 def _following(product: Operation, alone: Collection[Operation]) -> set[Operation]:

@@ -134,7 +134,7 @@ def _site(
     all_calls = in_training or in_evaluation
     first = all_calls[0].call
     before, after = operations_before(first.source), operations_after(first.result)
-    ends = [next((each.owner for each in side if each.op in BOUNDARIES), "") for side in (before, after)]
+    ends = [tuple(each.owner for each in side if each.op in BOUNDARIES) for side in (before, after)]
     largest = max(all_calls, key=lambda measured: measured.rows.at(batch))
     note = ""
     if len({measured.rows for measured in all_calls}) > 1:

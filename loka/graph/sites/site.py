@@ -61,8 +61,8 @@ class Site:
     followed_by: tuple[str, ...]  # operations that consume the output, nearest first
     where: str  # "models.py:44", the call in the user's code; "" for a plain nn.Linear
     blocked: str | None = None  # reason why it cannot be patched; None if it can
-    # The modules whose forwards run the first BatchNorm or dropout in `fed_by`, and in `followed_by`; () without these.
-    boundaries: tuple[str, ...] = ()
+    # The modules whose forwards run the BatchNorms and dropouts in `fed_by`, and in `followed_by`; () without these.
+    boundaries: tuple[tuple[str, ...], ...] = ()
     members: tuple[str, ...] = ()  # the sites that a mod merged into it, by their names without the mod
     weight_grad: bool = True  # True if a gradient arrives and the weight needs one, so that there is a wgrad
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,12 +29,14 @@ from loka.graph.equivalence import (
     linears_difference,
     rounding_difference,
 )
+from loka.graph.expression import Call, Ref, RefKind
 from loka.graph.fingerprint import Fingerprint, fingerprint
-from loka.graph.ir import CannotTraceError, ForwardIR, Refused, Shape
+from loka.graph.ir import BatchNorm, CannotTraceError, ForwardIR, Refused, Shape, Statement
 from loka.graph.patterns.concat_norm import find_concat_norms
 from loka.graph.patterns.cross import find_crosses
 from loka.graph.patterns.fm_interaction import find_fm_interactions
 from loka.graph.patterns.near_interactions import find_near_misses
+from loka.graph.patterns.norm import BATCH_NORM
 from loka.graph.sites.weights import SiteWeight, find_weight
 from loka.graph.source import has_hooks, qualified
 from loka.graph.trace.casts import CASTS, telling_casts, with_wide_results
@@ -107,7 +110,8 @@ def trace_forward(
         canonical = _with_calls(_Traced(module, forward, examples, copied, quick, live), weights, printed.lines)
     except CannotTraceError as error:
         return Refused(owner, str(error), error.inside)
-    return with_findings(*canonical)
+    taken, shapes = canonical
+    return with_findings(with_batch_norms(taken, module, shapes), shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +214,37 @@ def with_findings(forward: ForwardIR, shapes: Mapping[str, Shape]) -> ForwardIR:
     crosses = find_crosses(forward, shapes)
     found = replace(with_even_statements(forward, shapes), mixes=mixes, joins=joins, crosses=crosses)
     return replace(found, near=find_near_misses(found, shapes))
+
+
+def with_batch_norms(forward: ForwardIR, module: nn.Module, shapes: Mapping[str, Shape]) -> ForwardIR:
+    """The forward with a `BatchNorm` in each statement that calls one on a matrix, and the only one to call it.
+
+    Others stay calls: of a subclass or with hooks, over the channels of several dimensions, without running statistics,
+    or with a cumulative average, which reads a counter on the host.
+    """
+    called = Counter(step.value.target for step in forward.statements if isinstance(step.value, Call))
+    found: dict[str, BatchNorm] = {}
+    for name, child in module.named_modules():
+        plain = type(child) is nn.BatchNorm1d and not has_hooks(child)
+        if plain and child.running_mean is not None and child.momentum is not None:
+            expression = attribute(module, name)
+            vectors = (Ref(RefKind.ATTRIBUTE, f"{expression}.{vector}") for vector in ("weight", "bias"))
+            weight, bias = vectors if child.affine else (None, None)
+            found[expression] = BatchNorm(Ref(RefKind.ATTRIBUTE, expression), child.num_features, weight, bias)
+
+    def marked(step: Statement) -> Statement:
+        value = step.value
+        norm = found.get(value.target) if isinstance(value, Call) and step.op == "module" else None
+        rows = shapes.get(step.target, ())
+        if norm is None or called[norm.module.text] > 1 or len(rows) != 2 or len(step.operands) != 1:
+            return step
+        return replace(step, op=BATCH_NORM, batch_norm=norm)
+
+    return replace(
+        forward,
+        statements=tuple(map(marked, forward.statements)),
+        traced=tuple(map(marked, forward.traced)),
+    )
 
 
 def expanded(module: nn.Module, inline: Collection[str], sites: Collection[str]) -> frozenset[str]:

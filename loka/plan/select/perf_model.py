@@ -8,6 +8,7 @@ from math import hypot, sqrt
 
 from loka.devices.spec import DeviceSpec, Execution, HostCosts
 from loka.devices.targets import DEFAULT
+from loka.graph.patterns.norm import BATCH_NORM
 from loka.kernels.fused.norm.norms import NORMS
 from loka.kernels.measurements.part_bounds import bound_us, interaction_us
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartCosts, PartKind, PartTime, TimeSource
@@ -53,6 +54,12 @@ COMPILED_NORMS = 1.5
 # with BlockNorms (1.19 and 1.30), on an H100.
 _OVER_RENDERED = {STATIC_SCALES: 1.03, STATIC_SCALES_TILES: 1.25}
 
+# Passes of a BatchNorm's rendered kernels over those of a LayerNorm's, which has its statistics in the same pass: the
+# statistics read the product once more, the sums of the gradient two matrices. By bytes, and not measured yet: the
+# noise is so large that `auto` fuses none for it.
+BATCH_NORM_PASSES = {PartKind.FORWARD: 3 / 2, PartKind.BACKWARD: 5 / 3}
+BATCH_NORM_NOISE = 0.5
+
 # Noise of an interaction's time estimated from its bytes: eight measured kernels (docs/results/LOG.md, "where Wukong
 # small's step went") are from 10 % below it to 15 % above.
 BY_BYTES = 0.1
@@ -70,10 +77,10 @@ class PerfModel:
 
     A part other than a GEMM that was not measured gets the time of a substitute, scaled by the bytes of both: its own
     norm with another activation or without one, a LayerNorm for another norm, e4m3 rowwise for another recipe, a
-    quantizer for another kind of work. It counts as estimated. A GEMM that was not measured has no time. Norms
-    compiled by torch take `COMPILED_NORMS` times the rendered ones; this is estimated too, as are kernels with static
-    scales. An interaction without any measurement is estimated from its bytes for LoKA's kernels, and has no compiled
-    time.
+    quantizer for another kind of work. It counts as estimated. A GEMM that was not measured has no time. Norms compiled
+    by torch take `COMPILED_NORMS` times the rendered ones; this is estimated too, as are kernels with static scales,
+    and those of a BatchNorm, from a LayerNorm's. An interaction without any measurement is estimated from its bytes for
+    LoKA's kernels, and has no compiled time.
     """
 
     def __init__(self, costs: PartCosts, device: DeviceSpec = DEFAULT) -> None:
@@ -102,6 +109,10 @@ class PerfModel:
         if factor is not None:
             rendered = self.part(replace(part, kernel=RENDERED))
             return rendered if rendered is None or factor == 1 else rendered.estimate(factor)
+        if BATCH_NORM in part.around.split():
+            like = self.part(replace(part, around=part.around.replace(BATCH_NORM, _NORM)))
+            made = None if like is None else like.estimate(BATCH_NORM_PASSES[part.work])
+            return None if made is None else replace(made, noise=made.us * BATCH_NORM_NOISE)
         timed = self.costs.time(part)
         if timed is not None:
             return _latency(timed)
@@ -120,7 +131,8 @@ def _over_rendered(part: Part) -> float | None:
     if part.work in INTERACTIONS:
         return None
     if part.kernel == COMPILED:
-        return COMPILED_NORMS if any(word in NORMS for word in part.around.split()) else 1.0
+        norms = {word for word in part.around.split() if word in NORMS}
+        return COMPILED_NORMS if norms - {BATCH_NORM} else 1.0  # a BatchNorm takes as many passes in both
     return _OVER_RENDERED.get(part.kernel)
 
 

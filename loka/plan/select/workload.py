@@ -28,6 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile, takewhile
 
+from loka.graph.patterns.norm import BATCH_NORM
 from loka.graph.sites.flow import ELEMENTWISE
 from loka.graph.sites.site import Site
 from loka.kernels.fused.kernel_values import LARGEST_WIDTH
@@ -111,7 +112,8 @@ def surroundings_of(site: Site) -> Surroundings:
     """The model's own operations around a site, before tracing."""
     before, beyond = _around(tuple(reversed(site.fed_by)), backwards=True)
     after, behind = _around(site.followed_by, backwards=False)
-    return Surroundings(before, after, beyond not in _GEMMS, behind not in _GEMMS, takes_before=before in NORMS)
+    takes_before = before in NORMS and before != BATCH_NORM
+    return Surroundings(before, after, beyond not in _GEMMS, behind not in _GEMMS, takes_before)
 
 
 def _around(ops: tuple[str, ...], backwards: bool) -> tuple[str, str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from loka.errors import InputError
+from loka.graph.ir import GEMMS
+from loka.graph.patterns.norm import BATCH_NORM
 from loka.graph.sites.op_names import BOUNDARIES
 from loka.graph.sites.site import Site
 from loka.numerics.enums import OPERANDS, Gemm
@@ -22,7 +23,10 @@ from loka.probe.profile.profile import Estimate, Finding, Interval, NeEstimate, 
 
 NOT_JUDGED = "not judged: no measurement decides here, nor does min_speedup"
 _LISTED = 8  # names of sites in a message
-_BATCH_NORM = "in training its statistics are those of the whole batch, and a kernel sees some of the rows"
+_BATCH_NORM = (
+    "kernels take an nn.BatchNorm1d right after a linear, over rows alone, called once, with running statistics and a "
+    "momentum, and without hooks"
+)
 _DROPOUT = "in training it draws random numbers, in the order of the model's own calls"
 
 
@@ -191,7 +195,7 @@ def explain(plan: Plan, name: str, known: ProfiledSites | None = None) -> Explan
         inside=next((each for each in plan.interactions if site.name in each.sites), None),
         bound_in=_bound_in(plan, site.name),
         untimed=_untimed(plan, found),
-        region_ends=_region_ends(site, found.region),
+        region_ends=_region_ends(found),
     )
 
 
@@ -309,32 +313,36 @@ def _tried(
     )
 
 
-def _region_ends(site: Site, region: Sequence[str]) -> tuple[str, ...]:
-    """The BatchNorm or dropout before and after a region, each with its module and the reason.
+def _region_ends(found: SitePlan) -> tuple[str, ...]:
+    """The BatchNorm or dropout before and after a site's region, each with its module and the reason.
 
-    `region` are the operations that are fused; () if there are none. Empty where something else ends the region.
+    Empty where something else ends the region. A BatchNorm after another linear is of that one's region, and one after
+    this linear ends a region only where tracing found that no kernel takes it.
     """
-    before, after = site.boundaries or ("", "")
+    site = found.site
+    before, after = site.boundaries or ((), ())
+    traced = bool(found.region or found.region_note)
     ends = []
-    if (op := _boundary(site.followed_by)) and set(_up_to(site.followed_by)) <= set(region):
-        ends.append(_end(op, after, "after"))
-    if op := _boundary(site.fed_by):
-        between = " and ".join(name for name in _up_to(site.fed_by) if name not in region)
+    for (place, op), module in zip(_boundaries(site.followed_by), after, strict=True):
+        if set(site.followed_by[:place]) <= set(found.region) and op not in found.region:
+            ends += [_end(op, module, "after")] if traced or op != BATCH_NORM else []
+            break
+    for (place, op), module in zip(_boundaries(site.fed_by), before, strict=True):
+        if op == BATCH_NORM and set(site.fed_by[place + 1 : place + 2]) & GEMMS:
+            break
+        between = " and ".join(name for name in site.fed_by[:place] if name not in found.region)
         rest = f"; {between} between them is no GEMM's, so that no kernel has it" if between else ""
-        ends.append(_end(op, before, "before") + rest)
+        ends.append(_end(op, module, "before") + rest)
+        break
     return tuple(ends)
 
 
-def _up_to(ops: Sequence[str]) -> list[str]:
-    """The operations up to the first boundary."""
-    return list(takewhile(lambda op: op not in BOUNDARIES, ops))
-
-
-def _boundary(ops: Sequence[str]) -> str:
-    return next((op for op in ops if op in BOUNDARIES), "")
+def _boundaries(ops: Sequence[str]) -> list[tuple[int, str]]:
+    """The BatchNorms and dropouts among operations, with their places."""
+    return [(place, op) for place, op in enumerate(ops) if op in BOUNDARIES]
 
 
 def _end(op: str, module: str, side: str) -> str:
-    what, reason = ("BatchNorm", _BATCH_NORM) if op == "batch_norm" else ("dropout", _DROPOUT)
+    what, reason = ("BatchNorm", _BATCH_NORM) if op == BATCH_NORM else ("dropout", _DROPOUT)
     name = f"{what} {module!r}" if module else f"a {what} in the model's own forward"
     return f"{name} {side} it: {reason}"

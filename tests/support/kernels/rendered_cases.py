@@ -155,11 +155,14 @@ def exact_forward(spec: NormForward | NormBackward, tensors: dict[str, Tensor], 
         y = y if bias is None else y + bias
     elif spec.norm == "block_norm":
         y = F.rms_norm(y.unflatten(-1, (-1, spec.block)), (spec.block,), None, eps).flatten(-2)
-    activations = {
-        "relu": F.relu, "silu": F.silu, "sigmoid": torch.sigmoid, "hardswish": F.hardswish, "gelu": F.gelu,
-        "gate_sigmoid": lambda z: taken * torch.sigmoid(z), "gate_hardsigmoid": lambda z: taken * F.hardsigmoid(z),
-    }  # fmt: skip
-    return activations[spec.activation](y) if spec.activation else y
+    gates = {"gate_sigmoid": torch.sigmoid, "gate_hardsigmoid": F.hardsigmoid}
+    return taken * gates[spec.activation](y) if spec.activation in gates else exact_activation(spec.activation, y)
+
+
+def exact_activation(activation: str | None, z: Tensor) -> Tensor:
+    """An activation that is no gate, by torch's own function."""
+    functions = {"relu": F.relu, "silu": F.silu, "sigmoid": torch.sigmoid, "hardswish": F.hardswish, "gelu": F.gelu}
+    return functions[activation](z) if activation else z
 
 
 def exact_gradients(spec: NormBackward, inputs: Inputs, eps: float = 1e-5) -> dict[str, Tensor]:

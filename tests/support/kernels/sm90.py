@@ -77,6 +77,7 @@ def arguments_like(spec: Any, element: torch.dtype, others: Mapping[str, torch.d
     shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
         **dict.fromkeys(("add", "weight", "bias"), ((width,), element)),
         **dict.fromkeys(("mean", "rstd"), ((ROWS,), torch.float32)),
+        **dict.fromkeys(("mean_dn", "mean_dn_n"), ((width,), torch.float32)),
         "scale": ((1, 1), torch.float32),
         "overflow_stats": ((2,), torch.int64),
         "maxima": ((4,), torch.float32),

@@ -80,6 +80,34 @@ class BatchNormTower(nn.Module):
         return out
 
 
+class OwnBatchNorm(nn.BatchNorm1d):
+    """A subclass, whose forward nobody knows."""
+
+
+def _with(norm: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(32, 16), norm, nn.ReLU(), nn.Linear(16, 1))
+
+
+def batch_norm_without_running() -> nn.Module:
+    """The batch's statistics in evaluation, too."""
+    return _with(nn.BatchNorm1d(16, track_running_stats=False))
+
+
+def batch_norm_of_its_own() -> nn.Module:
+    return _with(OwnBatchNorm(16))
+
+
+def batch_norm_with_a_hook() -> nn.Module:
+    norm = nn.BatchNorm1d(16)
+    norm.register_forward_hook(lambda module, args, result: None)
+    return _with(norm)
+
+
+def batch_norm_called_twice() -> nn.Module:
+    norm = nn.BatchNorm1d(16)
+    return nn.Sequential(nn.Linear(32, 16), norm, nn.ReLU(), nn.Linear(16, 16), norm, nn.ReLU(), nn.Linear(16, 1))
+
+
 def idle_tower() -> nn.Module:
     """Modules that return their input between linears and activations."""
     return nn.Sequential(

@@ -63,7 +63,8 @@ class FusedCastTranspose:
 
 def fits(spec: NormForward | NormBackward) -> bool:
     """True if a tile is enough for a spec."""
-    if not (spec.quantize and spec.how.overflow_stats) or spec.traits.over_rows or spec.times:
+    over_more = spec.traits.over_rows or spec.traits.over_columns
+    if not (spec.quantize and spec.how.overflow_stats) or over_more or spec.times:
         return False
     if spec.traits.over_blocks and spec.block > WIDEST_BLOCK:
         return False

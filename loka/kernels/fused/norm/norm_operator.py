@@ -20,7 +20,7 @@ from loka.kernels.fused.operators import SpecOperator
 from loka.kernels.fused.quantization import Quantization
 from loka.numerics.quantize import FORMATS
 
-VECTORS = ("add", "weight", "bias")
+VECTORS = ("add", "weight", "bias", "mean_dn", "mean_dn_n")
 MATRICES = ("residual_grad_in", "x", "times", "residual")  # beside the first parameter
 SUMS_OF_COLUMNS = ("dweight", "dbias", "dadd")
 _WITH_SUMS_OF_ROWS = ("dweight", "dbias")  # of a backward of wide rows

@@ -95,6 +95,8 @@ def norm_backward(
     bias: Tensor | None = None,
     mean: Tensor | None = None,
     rstd: Tensor | None = None,
+    mean_dn: Tensor | None = None,
+    mean_dn_n: Tensor | None = None,
     eps: float = 1e-5,
     activation: str | None = None,
     block: int = 256,
@@ -103,7 +105,8 @@ def norm_backward(
 
     x is its input where `add` is given too, or nothing was done to it before the norm; else what it kept.
     `residual_grad_in` (M, width) is a further gradient of what it kept. A norm that saves no statistics finds them from
-    x and eps. Raises InputError where a norm or an activation lacks x, or a norm its statistics.
+    x and eps; one over columns is given the means of columns (width,), if the gradient goes through its statistics.
+    Raises InputError where a norm or an activation lacks x, or a norm its statistics.
     """
     dz, dweight = grad.float(), grad.new_empty(0, dtype=torch.float32)
     dbias = dz.sum(0, keepdim=True)
@@ -121,6 +124,8 @@ def norm_backward(
             dz = _activation_backward(dz, y, activation, z)
             dweight, dbias = (dz * normed.n).sum(0, keepdim=True), dz.sum(0, keepdim=True)
             dn = dz if weight is None else dz * weight.float()
+            if mean_dn is not None and mean_dn_n is not None:
+                dn = dn - mean_dn - normed.n * mean_dn_n
             dsum = norm_of(norm).gradient(dn, normed, eps, block) + _past_norm(grad.float(), y, activation)
     if residual_grad_in is not None:
         dsum = dsum + residual_grad_in.float()

@@ -56,7 +56,8 @@ class NormForward(_NormSpec):
     norm takes, where the spec has it; then mean (M,) and rstd (M,) where they are saved. P is the number of programs
     launched (1 on the CPU); `scale_max` is the largest scale that each of them wrote, zero where it had no row. In
     another mode, `how`, a parameter `scale` or `maxima` follows the other tensors, and its results stand for values,
-    scale and scale_max. `aligned` columns of values, more than x has, are zeros behind those of x.
+    scale and scale_max. `aligned` columns of values, more than x has, are zeros behind those of x. Of a batch_norm add
+    is the negative of the columns' means, and weight its own over their standard deviations.
     """
 
     save: bool = False  # whether the statistics of the norm are returned, for the backward; rms_norm has rstd alone
@@ -129,6 +130,10 @@ class NormBackward(_NormSpec):
     sum, in the dtype of residual_grad_in where there is one, else of grad; then dweight, dbias, dadd, those that exist:
     partial sums (P, width) in float32, which `Reduce` adds up. A block_norm has no statistics: rstd is found again from
     x. Of `how` the same holds as in the forward; `maximum` gives no sums.
+
+    With x + add = n, a batch_norm has two kernels. With `sums_alone` the results are dweight and dbias, of dz * n and
+    of dz, dz being the gradient of n * weight + bias. The other takes what follows from them, the means of columns
+    mean_dn and mean_dn_n (width,), and gives dz * weight - mean_dn - n * mean_dn_n, and no sums.
     """
 
     times: bool = False  # whether x + add was multiplied by another matrix
@@ -137,9 +142,12 @@ class NormBackward(_NormSpec):
     residual_grad_out: bool = False  # whether the gradient of that sum is a result: that of a residual
     block: int = BLOCK  # of a block_norm
     how: Quantization = ROWWISE  # where `quantize`, as in the forward; `maximum` gives no sums
+    sums_alone: bool = False  # of a batch_norm: the sums over rows and no gradient
 
     def __post_init__(self) -> None:
         _check_norm(self)
+        if self.sums_alone and (not self.traits.over_columns or self.quantize):
+            raise InputError("only of a batch_norm are there kernels for the sums alone, which quantize nothing")
         if not (self.reads_x or self.quantize or self.times or self.residual_grad_in):
             raise InputError("a backward kernel without norm, activation and quantization would copy its input")
         if self.reads_x and self.times and not self.summed:
@@ -164,7 +172,7 @@ class NormBackward(_NormSpec):
         ends = ["in"] * self.residual_grad_in + ["out"] * self.residual_grad_out
         residual = ["_".join(["residual", *ends])] if ends else []
         eps = _eps(self) if self.traits.eps_in_backward else ""
-        kind = self.how.name if self.quantize else ""
+        kind = "sums" if self.sums_alone else self.how.name if self.quantize else ""
         parts = (*sums, _what(self), "backward", *residual, kind, _width(self), eps)
         return "_".join(part for part in parts if part)
 
@@ -183,7 +191,8 @@ class NormBackward(_NormSpec):
         """The operator's parameters, all tensors."""
         vectors = _named(x=self.reads_x, add=self.adds, weight=self.weight, bias=self.bias and bool(self.activation))
         carried, factors = _named(residual_grad_in=self.residual_grad_in), _named(times=self.times)
-        return ("grad", *carried, *vectors, *factors, *self.traits.saved, *_last(self))
+        means = _MEANS if self.traits.over_columns and not self.sums_alone else ()
+        return ("grad", *carried, *vectors, *factors, *self.traits.saved, *means, *_last(self))
 
     @property
     def adds(self) -> bool:
@@ -193,13 +202,19 @@ class NormBackward(_NormSpec):
     @property
     def results(self) -> tuple[str, ...]:
         """The operator's results, in order."""
+        if self.sums_alone:
+            return ("dweight", "dbias")
         out = self.how.results if self.quantize else ("dx",)
         if self.how.scaling == "maximum":
             return out
+        if self.traits.over_columns:
+            return out + _named(residual_grad_out=self.residual_grad_out)
         return out + _named(
             residual_grad_out=self.residual_grad_out, dweight=self.weight, dbias=self.bias, dadd=self.add
         )
 
+
+_MEANS = ("mean_dn", "mean_dn_n")  # of columns, of the gradient with respect to n and of that times n
 
 Spec = NormForward | NormBackward | RequantizeTranspose | Transpose | Reduce | Products | CastTranspose
 
@@ -268,6 +283,8 @@ def _check_norm(spec: NormForward | NormBackward) -> None:
         raise InputError(f"a {spec.norm} has neither weight nor bias; norms that can have them: {others}")
     if spec.traits.over_blocks:
         _check_block(spec)
+    if spec.traits.over_columns:
+        _check_over_columns(spec)
     if not spec.quantize and spec.how != ROWWISE:
         raise InputError(f"a kernel that does not quantize has no scaling, and so not {spec.how.name!r}")
     if spec.width > LARGEST_HELD and spec.how.scaling not in IN_CHUNKS:
@@ -277,6 +294,18 @@ def _check_norm(spec: NormForward | NormBackward) -> None:
         )
     if spec.norm is not None and not 0.0 <= spec.eps < float("inf"):
         raise InputError(f"the eps of a norm must be finite, zero or above, not {spec.eps}")
+
+
+def _check_over_columns(spec: NormForward | NormBackward) -> None:
+    """Raises InputError for what the kernels of a norm over columns do not do."""
+    if not (spec.add and spec.weight):
+        raise InputError(f"a {spec.norm} has add and weight: they stand for the columns' means and deviations")
+    if spec.times or spec.activation in GATES or (isinstance(spec, NormForward) and (spec.residual or spec.keep)):
+        raise InputError(f"a {spec.norm} takes the product itself, not a sum or a product of it, and has no gate")
+    if isinstance(spec, NormBackward) and spec.summed:
+        raise InputError(f"a {spec.norm} takes the product itself: there is no sum that the forward kept")
+    if spec.width > LARGEST_HELD:
+        raise InputError(f"rows of {spec.width} elements are more than the {LARGEST_HELD} that a {spec.norm} takes")
 
 
 def _check_block(spec: NormForward | NormBackward) -> None:

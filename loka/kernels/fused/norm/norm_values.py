@@ -54,7 +54,8 @@ def configuration(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT
     else:
         table = launches.backward_simple
     found = table.get(padded, launches.widest)
-    if spec.activation in GATES and not forward:  # what goes past the norm stays in registers meanwhile
+    # What goes past a norm, or the five vectors of a BatchNorm, stay in registers meanwhile.
+    if not forward and (spec.activation in GATES or "mean_dn" in spec.parameters):
         return replace(found, warps=min(2 * found.warps, launches.most_warps))
     return found
 

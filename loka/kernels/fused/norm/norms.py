@@ -40,6 +40,7 @@ class NormTraits:
     saved: tuple[str, ...] = ()  # statistics that a forward leaves to its backward, of mean and rstd
     averages: tuple[str, ...] = ()  # over a row, that the gradient reads, of dn (n's gradient) and dn_n (dn * n)
     over_blocks: bool = False  # whether it goes over blocks of a row, and not over all of it
+    over_columns: bool = False  # whether it goes over the rows of each column: a kernel is given what it needs of that
     eps_in_backward: bool = False  # whether the backward computes with eps, too
 
     def __post_init__(self) -> None:
@@ -49,7 +50,7 @@ class NormTraits:
     @property
     def over_rows(self) -> bool:
         """Whether it goes over all of a row."""
-        return bool(self.title) and not self.over_blocks
+        return bool(self.title) and not self.over_blocks and not self.over_columns
 
 
 def normalised_by(x: Tensor, mean: Tensor | None, rstd: Tensor) -> Normalised:
@@ -118,6 +119,9 @@ NORMS: Mapping[str, NormTraits] = MappingProxyType(
         "block_norm": NormTraits(
             "BlockNorm", _block_norm, _block_norm_gradient, over_blocks=True, eps_in_backward=True
         ),
+        # Its statistics are those of columns, of all rows, which no program has: n = x + add, with the mean's negative
+        # as add, and the weight times rstd as weight (`loka.dispatch.batch_norm`).
+        "batch_norm": NormTraits("BatchNorm", _nothing, _gradient_of_nothing, ("weight", "bias"), over_columns=True),
     }
 )
 
