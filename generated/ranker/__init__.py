@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "b4e641c2af460629c8a0dadfa5dab6ff864b00b6178ca511a11401185720a6d0"
+STAMP = "a762eed7512e43b0da7c36aed5d1d40d6dad64b02d85e0c200f27a51c5448ab7"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -18,9 +18,9 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "b4e641c2af460629c8a0dadfa5dab6ff864b00b6178ca511a11401185720a6d0"
+STAMP = "a762eed7512e43b0da7c36aed5d1d40d6dad64b02d85e0c200f27a51c5448ab7"
 
-kernel = operators.of_package(__package__, "65ad99d3")
+kernel = operators.of_package(__package__, "6f4a31b2")
 
 # Gradient of addition -> e4m3 with one power-of-two scale a row.
 # grad -> values, scale, scale_max, dadd

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "b4e641c2af460629c8a0dadfa5dab6ff864b00b6178ca511a11401185720a6d0"
+STAMP = "a762eed7512e43b0da7c36aed5d1d40d6dad64b02d85e0c200f27a51c5448ab7"
 
 
 @triton.jit
@@ -155,6 +155,12 @@ def load_sum(x_pointers, add, times_ptr, residual_ptr, offsets, mask):
     if residual_ptr is not None:
         x = x + load(residual_ptr + offsets, mask)
     return x
+
+
+@triton.jit
+def dropped(x, pointers, mask, DROPOUT: tl.constexpr):
+    """x where a dropout's mask is not zero, divided by the share of what stays."""
+    return tl.where(load_as_is(pointers, mask) != 0, x * (1.0 / (1.0 - DROPOUT)), 0.0)
 
 
 @triton.jit
@@ -526,11 +532,11 @@ def fm_forward(
 @triton.jit(do_not_specialize=["m", "parts"])
 def norm_backward(
     grad_ptr, residual_grad_in_ptr, x_ptr, add_ptr, weight_ptr, bias_ptr, times_ptr, mean_ptr, rstd_ptr, mean_dn_ptr,
-    mean_dn_n_ptr, maxima_ptr, overflow_stats_ptr, out_ptr, scale_ptr, scale_max_ptr, amax_ptr, overflow_ptr,
+    mean_dn_n_ptr, maxima_ptr, overflow_stats_ptr, mask_ptr, out_ptr, scale_ptr, scale_max_ptr, amax_ptr, overflow_ptr,
     residual_grad_out_ptr, dweight_ptr, dbias_ptr, dadd_ptr, grad_stride, m, parts, WIDTH: tl.constexpr,
     PADDED: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr,
     EPS: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr, SCALING: tl.constexpr, LIMIT: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """The gradient of [+ add] -> [* times] -> [norm] -> [activation] with respect to x (m, WIDTH), in FP8 or as it is.
 
@@ -557,6 +563,8 @@ def norm_backward(
             weight = load_vector(weight_ptr, columns, inside)
             bias = load_vector(bias_ptr, columns, inside)
         grad = load(grad_ptr + start * grad_stride + columns, mask)
+        if mask_ptr is not None:
+            grad = dropped(grad, mask_ptr + offsets, mask, DROPOUT)
         dz = grad
         if x_ptr is not None:
             x = load(x_ptr + offsets, mask)
@@ -599,11 +607,11 @@ def norm_backward(
 
 @triton.jit(do_not_specialize=["m", "parts", "k"])
 def norm_forward(
-    x_ptr, add_ptr, times_ptr, residual_ptr, weight_ptr, bias_ptr, maxima_ptr, overflow_stats_ptr, out_ptr, scale_ptr,
-    scale_max_ptr, amax_ptr, overflow_ptr, kept_ptr, mean_ptr, rstd_ptr, x_stride, m, parts, k, WIDTH: tl.constexpr,
-    PADDED: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, HELD: tl.constexpr,
-    NORM: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr, SCALING: tl.constexpr,
-    LIMIT: tl.constexpr, POWER_OF_TWO: tl.constexpr,
+    x_ptr, add_ptr, times_ptr, residual_ptr, weight_ptr, bias_ptr, maxima_ptr, overflow_stats_ptr, mask_ptr, out_ptr,
+    scale_ptr, scale_max_ptr, amax_ptr, overflow_ptr, kept_ptr, mean_ptr, rstd_ptr, x_stride, m, parts, k,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    HELD: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr,
+    SCALING: tl.constexpr, LIMIT: tl.constexpr, POWER_OF_TWO: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """[+ add] -> [* times] -> [+ residual] -> [norm] -> [activation] -> FP8 or a plain matrix, of x (m, WIDTH).
 
@@ -635,6 +643,8 @@ def norm_forward(
             tl.store(kept_ptr + offsets, x, mask=stored)
         n = normalise(x, inside, row, valid, mean_ptr, rstd_ptr, WIDTH, WIDTH == PADDED, ROWS, NORM, EPS, BLOCK)
         y = output_of(n, x, weight, bias, inside, WIDTH == PADDED, ACTIVATION, SCALING)
+        if mask_ptr is not None:
+            y = dropped(y, mask_ptr + offsets, mask, DROPOUT)
         largest, overflow = store_output(
             y, out_ptr, scale_ptr, offsets, row, valid, stored, factor, largest, overflow,
             SCALING, LIMIT, POWER_OF_TWO, WIDTH, ROWS,

@@ -21,35 +21,12 @@ from loka.dispatch.chain_stages import Values, launch
 from loka.errors import InputError
 from loka.kernels.chain_values import Launch
 
-Mode = tuple[bool, float]  # of a BatchNorm: whether it takes the batch's statistics, and eps
 
-
-def mode_of(module: nn.Module) -> Mode:
-    """How a BatchNorm of the model runs now.
-
-    Raises InputError where the module is no longer what the package was generated for: a plain nn.BatchNorm1d.
-    """
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    if type(module) is not nn.BatchNorm1d or any(hooks) or module.running_mean is None or module.momentum is None:
-        raise InputError(
-            f"a generated forward computes an nn.BatchNorm1d with running statistics and without hooks, and found "
-            f"{module!r}: generate the package again for the model as it is now, or call patch.remove() before"
-        )
-    return module.training, module.eps
-
-
-def tensors_of(module: nn.BatchNorm1d) -> tuple[Tensor, ...]:
-    """Its tensors, as a stage names them: weight and bias where it has them, then the running statistics."""
-    vectors = (module.weight, module.bias, module.running_mean, module.running_var)
-    return tuple([each for each in vectors if each is not None])
-
-
-def normalise(own: Values, mode: Mode) -> tuple[Tensor, ...]:
+def normalise(own: Values, training: bool, eps: float) -> tuple[Tensor, ...]:
     """Put into a stage what its kernels read, from y (M, N). In training returns the mean and the biased variance (N,).
 
     Raises InputError for a single row in training, which has no variance.
     """
-    training, eps = mode
     y = own["y"]
     if training:
         if y.shape[0] == 1:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from loka.dispatch import batch_norm
+from loka.dispatch.chain_modules import Mode, Module, mask_of, mode_of, tensors_of
 from loka.dispatch.chain_stages import (
     MOST_REDUCED,
     Partial,
@@ -33,8 +34,8 @@ from loka.errors import InputError
 from loka.kernels.chain_values import Chain
 
 CounterIds = tuple[int, ...]  # of the fprop of each FP8 linear
-# Of a norm; or of a linear and what follows, its weight first. A BatchNorm's module stands for its tensors.
-Tensors = Sequence[Weight | nn.BatchNorm1d]
+# Of a norm; or of a linear and what follows, its weight first. A BatchNorm or a dropout is its module.
+Tensors = Sequence[Weight | Module]
 
 _BEFORE = 4  # arguments of the autograd function before x
 
@@ -59,8 +60,8 @@ def run(
     weights = [group[0] for group in linears]
     frozen = isinstance(weights[0], tuple)
     parts = [*norm, *[part for group in linears for part in group]]
-    norms = [part for part in parts if isinstance(part, nn.Module)]
-    modes = tuple([batch_norm.mode_of(module) for module in norms])
+    norms = [part for part in parts if isinstance(part, nn.BatchNorm1d)]
+    modes = tuple([mode_of(part) for part in parts if isinstance(part, nn.Module)])
     if norms and x.dim() != 2:
         raise InputError(f"a BatchNorm of a chain takes rows (M, {chain.k}), and its input is {tuple(x.shape)}")
     tensors: list[Tensor] = [each for part in parts for each in _tensors(part)]
@@ -70,7 +71,7 @@ def run(
     rows = [matrix if matrix.dim() == 2 else matrix.reshape(-1, matrix.shape[-1]) for matrix in matrices]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*rows, *tensors)):
         made = ChainFunction.apply(chain, fused, dtype, modes, *rows, *tensors, *counter_ids)  # type: ignore[no-untyped-call]
-        outputs: tuple[Tensor, ...] = made if norms else (made,)
+        outputs: tuple[Tensor, ...] = made if isinstance(made, tuple) else (made,)
     else:
         values = _by_name(chain.frozen_names if frozen else chain.names, (*rows, *tensors))
         outputs = _forward(chain, fused, dtype, modes, values, counter_ids, inference=True)
@@ -79,10 +80,10 @@ def run(
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], chain.n)
 
 
-def _tensors(part: Weight | nn.BatchNorm1d) -> tuple[Tensor, ...]:
-    """The tensors of an argument: FP8 values and their scales, those of a BatchNorm, or the tensor itself."""
+def _tensors(part: Weight | Module) -> tuple[Tensor, ...]:
+    """The tensors of an argument: FP8 values and their scales, those of a module, or the tensor itself."""
     if isinstance(part, nn.Module):
-        return batch_norm.tensors_of(part)
+        return tensors_of(part)
     return part if isinstance(part, tuple) else (part,)
 
 
@@ -100,7 +101,7 @@ class ChainFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, chain: Chain, fused: Any, dtype: torch.dtype, modes: tuple[batch_norm.Mode, ...], *arguments: Any
+        ctx: Any, chain: Chain, fused: Any, dtype: torch.dtype, modes: tuple[Mode, ...], *arguments: Any
     ) -> Tensor | tuple[Tensor, ...]:
         counter_ids = arguments[chain.arguments :]
         values = _by_name(chain.names, arguments[: chain.arguments])
@@ -110,7 +111,7 @@ class ChainFunction(torch.autograd.Function):
         y, *statistics = _forward(chain, fused, dtype, modes, values, counter_ids, inference=False)
         saved = [own[name] for own, names in zip(values, chain.saved_names, strict=True) for name in names]
         ctx.save_for_backward(*saved)
-        if not modes:
+        if not statistics:
             return y
         ctx.mark_non_differentiable(*statistics)
         return y, *statistics
@@ -136,6 +137,8 @@ class ChainFunction(torch.autograd.Function):
             dtype = dtypes[0] if number == 0 and chain.dx_is_plain else ctx.dtype
             counter_id = ctx.counter_ids[number] if ctx.counter_ids else 0
             needs = (number > 0 or needs_dx, needed[position])
+            if stage.dropout:
+                modes.pop()
             if stage.norm_sums is not None:
                 training, _ = modes.pop()
                 batch_norm.sum_gradients(fused, stage.norm_sums, own, gradients[number], training)
@@ -180,7 +183,7 @@ def _forward(
     chain: Chain,
     fused: Any,
     dtype: torch.dtype,
-    modes: Sequence[batch_norm.Mode],
+    modes: Sequence[Mode],
     values: list[Values],
     counter_ids: CounterIds,
     inference: bool,
@@ -207,7 +210,9 @@ def _forward(
         own["y"] = product(stage, own, dtype, counter_ids[number] if counter_ids else 0)
         own["dtype"] = sums_dtype if stage.kept_names else dtype
         if stage.norm_sums is not None:
-            statistics += batch_norm.normalise(own, waiting.pop())
+            statistics += batch_norm.normalise(own, *waiting.pop())
+        if stage.dropout:
+            own["mask"] = mask_of(own["y"], *waiting.pop(), stage.dropout)
         if stage.times is not None:
             own["times"] = head[stage.times]
         if stage.residual is not None:

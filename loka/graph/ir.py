@@ -63,6 +63,14 @@ class BatchNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class Dropout:
+    """The nn.Dropout that a statement calls."""
+
+    module: Ref
+    p: float  # above 0 and below 1
+
+
+@dataclass(frozen=True, slots=True)
 class Statement:
     """`target = value`."""
 
@@ -72,14 +80,14 @@ class Statement:
     call: SiteCall | None = None
     note: str = ""  # the inlined child it came from: "fmb.1"
     even: bool = False  # True for a sum or product of two different locals that both have the result's shape
-    batch_norm: BatchNorm | None = None  # of a call of one that kernels may take
+    called: BatchNorm | Dropout | None = None  # the module of torch that it calls, where kernels may take that
 
     @property
     def operands(self) -> tuple[Ref, ...]:
         """What it reads, each once, in order; also what its call reads, which may name weights in another way."""
-        call, norm = self.call, self.batch_norm
+        call, called = self.call, self.called
         of_call = () if call is None else (call.x, call.weight, call.bias)
-        of_norm = () if norm is None else (norm.weight, norm.bias)
+        of_norm = (called.weight, called.bias) if isinstance(called, BatchNorm) else ()
         return refs_in(self.value, *of_call, *of_norm)
 
     @property

@@ -14,6 +14,7 @@ knows the tensors of each by name:
 | running_mean, running_var | those of a BatchNorm's module |
 | norm_shift, norm_scale, norm_rstd | what a BatchNorm is to its kernels (`loka.dispatch.batch_norm`) |
 | norm_mean_dn, norm_mean_dn_n | what its gradient subtracts |
+| mask | what a dropout keeps of the stage's result; None in evaluation |
 | grad, dsum, dy | gradients of the stage's result, of its sum, of its product |
 | dy_fp8, dy_scale, dy_scale_max, dy_fp8_t | the last of them in FP8 |
 | times, residual, residual_grad | matrices that it multiplies by and adds; the gradient of its result as a residual |
@@ -30,7 +31,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 _OF_BATCH_NORM = ("norm_shift", "norm_scale", "norm_rstd")
-_READ_AGAIN = ("x", "y", "sum", "mean", "rstd", "bias", "norm_weight", "norm_bias", *_OF_BATCH_NORM)
+_READ_AGAIN = ("x", "y", "sum", "mean", "rstd", "bias", "norm_weight", "norm_bias", "mask", *_OF_BATCH_NORM)
 _OF_INPUT = ("x_fp8", "x_fp8_t", "x_scale", "x_scale_max", "x_plain")
 
 
@@ -83,7 +84,7 @@ class StageGemms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A linear and what follows: [* times] [+ residual] [norm] [activation]; or the norm at the head of a chain."""
+    """A linear and what follows: [* times] [+ residual] [norm] [activation] [dropout]; or the norm before the first."""
 
     parameters: str = ""  # names of its tensors, in the order in which they are given; of a linear the weight is first
     gemms: StageGemms = StageGemms()
@@ -91,6 +92,7 @@ class Stage:
     forward: Launch | None = None  # from the product to the next linear's input or the result
     inference: Launch | None = None  # the same without a backward, if it is another
     backward: Launch | None = None  # from the gradient of the result to that of the product
+    dropout: float = 0.0  # probability p of the one that ends it
     norm_sums: Launch | None = None  # before it, what the gradient of a BatchNorm sums over the rows
     bias_in_gemm: bool = False
     unpadded_k: int = 0  # columns of x and weight, if kernels add zeros behind them

@@ -172,6 +172,7 @@ def chain_arguments(
         group = [or_frozen(number, parts.weight) if freezes else parts.weight]
         group += [parts.bias] if parts.bias is not None else []
         group += _norm_texts(stage.after, scope)
+        group += [scope.text(stage.dropout.module)] if stage.dropout is not None else []
         group += known_arguments(number) if shape.known else []
         groups.append(group)
     counted = [f"self.loka.counter_ids({', '.join(map(str, planned.sites))})"] if shape.fp8 else []

@@ -53,6 +53,7 @@ class StageShape:
     activation: str | None = None
     times: str | None = None
     residual: str | int | None = None
+    dropout: float = 0.0
     given: int = 0  # actual columns of x and weight, if the first stage's kernels pad them with zeros to k; else 0
 
     @property
@@ -65,7 +66,8 @@ class StageShape:
         """The operations from its linear on, in order."""
         found = ["linear", *["times"] * (self.times is not None), *["residual"] * (self.residual is not None)]
         found += [self.after.kind] if self.after is not None else []
-        return (*found, *([self.activation] if self.activation is not None else []))
+        found += [self.activation] if self.activation is not None else []
+        return (*found, *["dropout"] * (self.dropout > 0.0))
 
     @property
     def keeps_wgrad(self) -> bool:
@@ -177,7 +179,8 @@ def chain_shape(
                 )
         before, after = _norm_shape(stage.before), _norm_shape(stage.after)
         around = (before, after, stage.activation, *summed)
-        stages.append(StageShape(plan.site.k, plan.site.n, bias, recipe, *around))
+        dropout = stage.dropout.p if stage.dropout is not None else 0.0
+        stages.append(StageShape(plan.site.k, plan.site.n, bias, recipe, *around, dropout))
     return ChainShape(tuple(stages), tuple(others))
 
 
@@ -217,6 +220,10 @@ def forward_before(stage: StageShape, quantize: bool, save: bool) -> NormForward
 
 def forward_after(stage: StageShape, quantize: bool, save: bool, keep: bool = False) -> NormForward:
     """The kernel that makes a stage's result, or the next linear's input, from the product."""
+    return replace(_forward_after(stage, quantize, save, keep), dropout=stage.dropout)
+
+
+def _forward_after(stage: StageShape, quantize: bool, save: bool, keep: bool) -> NormForward:
     norm = stage.after
     around = (stage.activation, stage.bias, quantize)
     if norm is not None and norm.over_columns:
@@ -247,6 +254,11 @@ def backward_after(
 
     `carried`: the result has a gradient from a residual too. `carry`: the sum of both is to be written.
     """
+    spec = _backward_after(stage, quantize, carried, carry)
+    return replace(spec, dropout=stage.dropout) if stage.dropout and spec is not None else spec
+
+
+def _backward_after(stage: StageShape, quantize: bool, carried: bool, carry: bool) -> NormBackward | NormForward | None:
     if stage.summed or carried:
         return _backward_of_sum(stage, quantize, carried, carry)
     norm = stage.after
@@ -267,7 +279,8 @@ def norm_sums(stage: StageShape) -> NormBackward | None:
     norm = stage.after
     if norm is None or not norm.over_columns:
         return None
-    return NormBackward(stage.n, norm.kind, True, norm.bias, _NO_EPS, stage.activation, True, sums_alone=True)
+    what = (stage.n, norm.kind, True, norm.bias, _NO_EPS, stage.activation, True)
+    return NormBackward(*what, sums_alone=True, dropout=stage.dropout)
 
 
 def _backward_of_sum(stage: StageShape, quantize: bool, carried: bool, carry: bool) -> NormBackward | NormForward:

@@ -162,6 +162,7 @@ class ChainStages:
             forward=forward[0],
             inference=forward[1],
             backward=self._backward(index),
+            dropout=stage.dropout,
             norm_sums=self._norm_sums(stage),
             bias_in_gemm=stage.bias and not stage.followed and (last or not self.shape.fp8),
             unpadded_k=stage.given,

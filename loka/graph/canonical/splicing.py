@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from loka.graph.canonical.views import is_permuted
 from loka.graph.expression import RefKind, locals_in, method
-from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR, Region, Statement
+from loka.graph.ir import BatchNorm, ConcatNorm, Cross, FmInteraction, ForwardIR, Region, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.region import AROUND
 
@@ -69,7 +69,8 @@ class _Splice:
     def _is_with_reader(self, name: str) -> bool:
         """True for what stands just before what reads it; random numbers, say, are drawn in the order as traced."""
         step = self._chosen[name]
-        return name in self._inner and (step.call is not None or step.op in _TOGETHER)
+        together = step.call is not None or step.op in _TOGETHER or isinstance(step.called, BatchNorm)
+        return name in self._inner and together
 
     def _make_contiguous(self, live: set[str]) -> None:
         """Permuted views that stand for what does not permute as traced, where traced statements read them."""

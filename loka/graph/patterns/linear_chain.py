@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from loka.graph.expression import PRODUCT, Call, Ref, RefKind, locals_in, refs_in
-from loka.graph.ir import DTYPE, ForwardIR, Region, Statement
+from loka.graph.ir import DTYPE, Dropout, ForwardIR, Region, Statement
 from loka.graph.patterns.norm import BATCH_NORM, ChainNorm, NormRun, norm_ending_at, norm_starting_at
 
 
@@ -22,6 +22,7 @@ class ChainStage:
     before: ChainNorm | None = None
     after: ChainNorm | None = None
     activation: str | None = None  # "silu"; "gate_sigmoid" multiplies the input of the norm `after`
+    dropout: Dropout | None = None  # of the result of a norm or an activation
     times: Ref | None = None  # factor of the linear's result: a local from outside the chain
     residual: Ref | None = None  # added after that: a local from outside, or an earlier stage's result
 
@@ -139,7 +140,14 @@ class _Finder:
         if last < end and self._goes_on(last, last + 1, inside):
             activation = self._activation(last + 1)
             last += activation is not None
-        return last, replace(stage, after=after, activation=activation, times=found["mul"], residual=found["add"])
+        dropout = self._statements[last + 1].called if last < end and (after or activation) else None
+        if not isinstance(dropout, Dropout) or not self._goes_on(
+            last, last + 1, inside | {self._statements[last].target}
+        ):
+            dropout = None
+        last += dropout is not None
+        made = replace(stage, after=after, activation=activation, times=found["mul"], residual=found["add"])
+        return last, replace(made, dropout=dropout)
 
     def _reads_again(self, first: int, last: int, run: NormRun) -> bool:
         return bool(_parameters(self._statements, first, last) & _parameters(self._statements, run.first, run.last))

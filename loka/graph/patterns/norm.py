@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from loka.graph.expression import Arg, Call, Constant, Ref, items_of
-from loka.graph.ir import Statement
+from loka.graph.ir import BatchNorm, Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ def norm_ending_at(statements: Sequence[Statement], last: int) -> NormRun | None
 
 def _norm(statement: Statement) -> ChainNorm | None:
     """The norm over the last dimension or over the rows that a statement computes; None for another operation."""
-    if statement.batch_norm is not None:
-        norm = statement.batch_norm
+    if isinstance(statement.called, BatchNorm):
+        norm = statement.called
         return ChainNorm(BATCH_NORM, norm.width, 0.0, norm.weight, norm.bias, norm.module)
     value = statement.value
     kind = value.target.removeprefix(_FUNCTIONS) if isinstance(value, Call) else ""

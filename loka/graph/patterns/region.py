@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from loka.graph.expression import PRODUCT, Ref, RefKind
 from loka.graph.ir import PART, ForwardIR, Region, Statement
 from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.patterns.norm import BATCH_NORM, TORCH_NORMS, norm_ending_at, norm_starting_at, over_other_dimensions
+from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, norm_starting_at, over_other_dimensions
 from loka.graph.sites.flow import ACTIVATIONS, ELEMENTWISE
 
 NORMS = frozenset(TORCH_NORMS)  # over the last dimension
-AROUND = NORMS | ACTIVATIONS | ELEMENTWISE | {BATCH_NORM}  # what regions are made of, besides GEMMs
+AROUND = NORMS | ACTIVATIONS | ELEMENTWISE  # what regions are made of, besides GEMMs and modules that kernels take
 NORM_MODULES = tuple(norm.module for norm in TORCH_NORMS.values() if norm.module is not None)
 
 
@@ -67,7 +67,8 @@ def _end(statements: Sequence[Statement], first: int, site: int, readers: dict[s
             inside.update(statement.target for statement in statements[run.first : run.last + 1])
             free = run.last + 1
         reads = {ref.text for ref in statement.operands if ref.kind is RefKind.LOCAL}
-        known = statement.op in AROUND and statement.call is None and statement.target != "_"
+        around = statement.op in AROUND or statement.called is not None
+        known = around and statement.call is None and statement.target != "_"
         if index >= free and (not known or not reads & inside):
             break
         if statement.op in NORMS and (statement.operands[0].text not in inside or over_other_dimensions(statement, 1)):

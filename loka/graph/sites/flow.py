@@ -47,7 +47,7 @@ _PARTS = frozenset(("split", "split_with_sizes", "tensor_split", "chunk", "getit
 _LIFTS = frozenset(("unsqueeze", "expand", "alias"))
 _FLAT = frozenset(("flatten", "view", "reshape", "unflatten"))
 ELEMENTWISE = frozenset(("add", "sub", "mul"))
-_AROUND = NORM_OPERATIONS | _ACTIVATIONS | {BATCH_NORM}  # what makes a region around a GEMM
+_AROUND = NORM_OPERATIONS | _ACTIVATIONS | {BATCH_NORM, "dropout"}  # what makes a region around a GEMM
 _FUSED = _AROUND | _OTHERS
 
 

@@ -31,7 +31,7 @@ from loka.graph.equivalence import (
 )
 from loka.graph.expression import Call, Ref, RefKind
 from loka.graph.fingerprint import Fingerprint, fingerprint
-from loka.graph.ir import BatchNorm, CannotTraceError, ForwardIR, Refused, Shape, Statement
+from loka.graph.ir import BatchNorm, CannotTraceError, Dropout, ForwardIR, Refused, Shape, Statement
 from loka.graph.patterns.concat_norm import find_concat_norms
 from loka.graph.patterns.cross import find_crosses
 from loka.graph.patterns.fm_interaction import find_fm_interactions
@@ -111,7 +111,7 @@ def trace_forward(
     except CannotTraceError as error:
         return Refused(owner, str(error), error.inside)
     taken, shapes = canonical
-    return with_findings(with_batch_norms(taken, module, shapes), shapes)
+    return with_findings(with_called(taken, module, shapes), shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,29 +216,35 @@ def with_findings(forward: ForwardIR, shapes: Mapping[str, Shape]) -> ForwardIR:
     return replace(found, near=find_near_misses(found, shapes))
 
 
-def with_batch_norms(forward: ForwardIR, module: nn.Module, shapes: Mapping[str, Shape]) -> ForwardIR:
-    """The forward with a `BatchNorm` in each statement that calls one on a matrix, and the only one to call it.
+def with_called(forward: ForwardIR, module: nn.Module, shapes: Mapping[str, Shape]) -> ForwardIR:
+    """The forward with a `Dropout` or `BatchNorm` in statements that call one on a matrix.
 
-    Others stay calls: of a subclass or with hooks, over the channels of several dimensions, without running statistics,
-    or with a cumulative average, which reads a counter on the host.
+    Others stay calls: subclasses, modules with hooks, and BatchNorms over the channels of several dimensions, called
+    twice, without running statistics, or with a cumulative average, which reads a counter on the host.
     """
     called = Counter(step.value.target for step in forward.statements if isinstance(step.value, Call))
-    found: dict[str, BatchNorm] = {}
+    found: dict[str, BatchNorm | Dropout] = {}
     for name, child in module.named_modules():
-        plain = type(child) is nn.BatchNorm1d and not has_hooks(child)
-        if plain and child.running_mean is not None and child.momentum is not None:
-            expression = attribute(module, name)
+        expression = attribute(module, name) if name and not has_hooks(child) else ""
+        if expression and type(child) is nn.Dropout and 0.0 < child.p < 1.0:
+            found[expression] = Dropout(Ref(RefKind.ATTRIBUTE, expression), child.p)
+        elif (
+            expression
+            and type(child) is nn.BatchNorm1d
+            and child.running_mean is not None
+            and child.momentum is not None
+            and called[expression] == 1
+        ):
             vectors = (Ref(RefKind.ATTRIBUTE, f"{expression}.{vector}") for vector in ("weight", "bias"))
             weight, bias = vectors if child.affine else (None, None)
             found[expression] = BatchNorm(Ref(RefKind.ATTRIBUTE, expression), child.num_features, weight, bias)
 
     def marked(step: Statement) -> Statement:
         value = step.value
-        norm = found.get(value.target) if isinstance(value, Call) and step.op == "module" else None
-        rows = shapes.get(step.target, ())
-        if norm is None or called[norm.module.text] > 1 or len(rows) != 2 or len(step.operands) != 1:
+        made = found.get(value.target) if isinstance(value, Call) and step.op == "module" else None
+        if made is None or len(shapes.get(step.target, ())) != 2 or len(step.operands) != 1:
             return step
-        return replace(step, op=BATCH_NORM, batch_norm=norm)
+        return replace(step, op=BATCH_NORM if isinstance(made, BatchNorm) else "dropout", called=made)
 
     return replace(
         forward,

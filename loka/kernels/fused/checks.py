@@ -116,3 +116,16 @@ def _differ(size: int, other: int) -> bool:
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # takes half a second, for sympy
 
     return guard_or_false(size != other)
+
+
+def check_mask(mask: Tensor, x: Tensor) -> None:
+    """Raises InputError unless a mask is a matrix of uint8 with the rows and columns of x."""
+    if (
+        mask.dtype != torch.uint8
+        or mask.dim() != 2
+        or mask.shape[1] != x.shape[1]
+        or _differ(mask.shape[0], x.shape[0])
+    ):
+        raise InputError(
+            f"the mask of a dropout of {tuple(x.shape)} is uint8 of that shape, not {mask.dtype} of {tuple(mask.shape)}"
+        )

@@ -84,8 +84,8 @@ class SpecOperator(KernelOperator):
 
     @property
     def schema(self) -> str:
-        changed = "overflow_stats"
-        tensors = [f"Tensor{'(a!)' if name == changed else ''} {name}" for name in self.spec.parameters]
+        kinds = {"overflow_stats": "Tensor(a!)", "mask": "Tensor?"}
+        tensors = [f"{kinds.get(name, 'Tensor')} {name}" for name in self.spec.parameters]
         taken = ", ".join([*tensors, self.dtype] if self.dtype else tensors)
         results = ["Tensor"] * len(self.spec.results)
         return f"({taken}) -> {results[0] if len(results) == 1 else '(' + ', '.join(results) + ')'}"

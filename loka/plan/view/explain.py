@@ -10,7 +10,6 @@ from loka.errors import InputError
 from loka.graph.ir import GEMMS
 from loka.graph.patterns.norm import BATCH_NORM
 from loka.graph.sites.op_names import BOUNDARIES
-from loka.graph.sites.site import Site
 from loka.numerics.enums import OPERANDS, Gemm
 from loka.plan.evidence import NEVER_RAN, ProfiledSites, evidence_of, ran
 from loka.plan.format import format_gemm, format_operands, format_place, format_speedup

@@ -1,4 +1,4 @@
-"""BatchNorms in chains: numbers of torch in every mode, running statistics, and what changed since the package."""
+"""BatchNorms and dropouts in chains: numbers of torch in every mode, running statistics, what changed since."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from loka.errors import InputError
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen.codegen_plans import PlanPackage
-from tests.support.models.batch_norm_models import Listed, batch, seeded, sequential
+from tests.support.models.batch_norm_models import Listed, batch, layer_normed, seeded, sequential
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
-BODIES: dict[str, Callable[[], nn.Module]] = {"sequential": sequential, "listed": Listed}
+BODIES: dict[str, Callable[[], nn.Module]] = {"sequential": sequential, "listed": Listed, "layer_normed": layer_normed}
 RECIPES = {"as_is": chains.AS_IS, "fp8": chains.CHAIN, "static": chains.known_chain(x=64.0, dy=64.0)}
 LIMITS = {"as_is": 2e-6, "fp8": 2e-2, "static": 0.4}  # of the norm; FP8 against a simulation, static against the model
 
@@ -27,8 +27,16 @@ def norms(model: nn.Module) -> list[nn.BatchNorm1d]:
 
 def steps(model: nn.Module, x: Tensor, dy: Tensor) -> dict[str, Tensor]:
     """Two training steps: the results of the second, with all buffers."""
+    torch.manual_seed(5)  # of the dropouts
     chains.gradients(model, x, dy)
     return chains.gradients(model, x, dy) | {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def drawn(model: nn.Module, x: Tensor) -> Tensor:
+    """The result by the same random numbers each time."""
+    torch.manual_seed(2)
+    out: Tensor = model(x)
+    return out
 
 
 def biases_before(model: nn.Module) -> set[str]:
@@ -47,7 +55,9 @@ def test_it_is_the_model_itself(planned: PlanPackage, name: str, recipe: str, mo
     package = planned(chains.chain_plan(body, RECIPES[recipe], batch))
     bound = chains.Holder(copy.deepcopy(body)).train(mode != "evaluation")
     if mode == "mixed":
-        norms(bound)[0].eval()
+        for some in (norms(bound)[:1], [each for each in bound.modules() if isinstance(each, nn.Dropout)][1:]):
+            for module in some:
+                module.eval()
     plain = chains.Holder(chains.simulated(bound.body)) if recipe == "fp8" else copy.deepcopy(bound)
     x, dy = batch(64), torch.randn(64, 32)
     dtype = next(plain.parameters()).dtype
@@ -61,6 +71,7 @@ def test_it_is_the_model_itself(planned: PlanPackage, name: str, recipe: str, mo
         else:
             assert chains.error(found[key].float(), wanted.float()) < LIMITS[recipe], key
     assert sorted(bound.state_dict()) == sorted(plain.state_dict())
+    assert "dropout=" in chains.kernels_text(package)
 
 
 def test_without_gradients_training_moves_the_running_statistics_and_evaluation_reads_them(planned) -> None:
@@ -70,7 +81,8 @@ def test_without_gradients_training_moves_the_running_statistics_and_evaluation_
     bound = copy.deepcopy(plain)
     with package.apply(bound), torch.no_grad():
         for training in (True, False):
-            torch.testing.assert_close(bound.train(training)(x), plain.train(training)(x), rtol=1e-5, atol=1e-5)
+            found, wanted = drawn(bound.train(training), x), drawn(plain.train(training), x)
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     for (key, found), wanted in zip(bound.state_dict().items(), plain.state_dict().values(), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6, msg=key)
 
@@ -83,7 +95,7 @@ def test_momentum_and_eps_are_read_in_each_call(planned) -> None:
     with package.apply(bound):
         for model in (bound, plain):
             norms(model)[0].momentum, norms(model)[1].eps = 0.5, 0.1
-        torch.testing.assert_close(bound(x), plain(x), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(drawn(bound, x), drawn(plain, x), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(norms(bound)[0].running_var, norms(plain)[0].running_var)
 
 
@@ -95,7 +107,9 @@ def test_compiled_as_one_graph_it_is_the_eager_one(planned: PlanPackage, recipe:
     compiled = copy.deepcopy(eager)
     dy = torch.randn(64, 32)
     with package.apply(eager), package.apply(compiled):
+        torch.manual_seed(5)
         expected = chains.gradients(eager, x, dy)
+        torch.manual_seed(5)
         found = chains.gradients(torch.compile(compiled, fullgraph=True, backend="aot_eager"), x, dy)
     chains.assert_within(found, expected, 1e-5 if recipe == "as_is" else 1e-2)
     for (key, buffer), wanted in zip(compiled.named_buffers(), eager.buffers(), strict=True):
@@ -114,7 +128,11 @@ def _without_running(body: nn.Sequential) -> None:
     body[1].running_mean = body[1].running_var = None
 
 
-@pytest.mark.parametrize("change", [_synchronized, _hooked, _without_running])
+def _hooked_dropout(body: nn.Sequential) -> None:
+    body[3].register_forward_hook(lambda module, args, result: None)
+
+
+@pytest.mark.parametrize("change", [_synchronized, _hooked, _without_running, _hooked_dropout])
 def test_a_norm_that_changed_since_is_refused(planned: PlanPackage, change) -> None:
     body = sequential()
     package = planned(chains.chain_plan(body, chains.AS_IS, batch))
@@ -122,8 +140,19 @@ def test_a_norm_that_changed_since_is_refused(planned: PlanPackage, change) -> N
     with package.apply(model):
         model(batch(8))
         change(model.body)
-        with pytest.raises(InputError, match=r"nn\.BatchNorm1d with running statistics and without hooks, and found"):
+        with pytest.raises(InputError, match=r"nn\.BatchNorm1d with running statistics, without hooks, and found"):
             model(batch(8))
+
+
+def test_a_dropout_of_another_p_is_refused_and_none_in_evaluation(planned: PlanPackage) -> None:
+    body = sequential()
+    package = planned(chains.chain_plan(body, chains.AS_IS, batch))
+    model = chains.Holder(body)
+    with package.apply(model):
+        body[3].p = 0.2
+        with pytest.raises(InputError, match=r"p = 0\.1 was planned, and it is 0\.2 now"):
+            model(batch(8))
+        assert model.eval()(batch(8)).shape == (8, 32)
 
 
 def test_rows_that_have_no_statistics_are_refused(planned: PlanPackage) -> None:

@@ -17,14 +17,15 @@ SUMS = ("dweight", "dbias")
 
 
 def specs(width: int) -> list[NormForward | NormBackward]:
-    """Every forward, backward, and kernel of sums: with and without a bias, quantized and not."""
+    """Every forward, backward, and kernel of sums: with and without a bias, quantized and not, with a dropout."""
     made: list[NormForward | NormBackward] = []
     for activation in ACTIVATIONS:
-        for bias in (True, False):
+        for bias, dropout in ((True, 0.0), (False, 0.0), (True, 0.25)):
             what = (width, "batch_norm", True, bias, EPS, activation, True)
             for quantize in (True, False):
-                made += [NormForward(*what, quantize), NormBackward(*what, quantize)]
-            made.append(NormBackward(*what, sums_alone=True))
+                made.append(NormForward(*what, quantize, dropout=dropout))
+                made.append(NormBackward(*what, quantize, dropout=dropout))
+            made.append(NormBackward(*what, sums_alone=True, dropout=dropout))
     return made
 
 
@@ -57,9 +58,11 @@ def case_of(
     mean, var = exact_x.detach().mean(0), exact_x.detach().var(0, correction=0)
     running = (mean, var) if evaluation else (None, None)
     z = F.batch_norm(exact_x, *running, exact_gamma, exact_beta if spec.bias else None, not evaluation, 0.0, EPS)
-    y = exact_activation(spec.activation, z)
-    dx, dgamma, dbeta = torch.autograd.grad(y, leaves, grad.double(), allow_unused=True)
-    dz = torch.autograd.grad(exact_activation(spec.activation, z), z, grad.double())[0]
+    mask = (torch.rand(rows, spec.width, generator=generator) > spec.dropout).to(device, torch.uint8)
+    kept = mask.double() / (1.0 - spec.dropout) if spec.dropout else 1.0
+    y = exact_activation(spec.activation, z) * kept
+    dx, dgamma, dbeta = torch.autograd.grad(y, leaves, grad.double(), allow_unused=True, retain_graph=True)
+    (dz,) = torch.autograd.grad(y, z, grad.double())
     rstd = (var + EPS).rsqrt()
     scale = rstd * gamma.double()
     dbias, dweight = dz.sum(0), dgamma / rstd  # of n = x - mean
@@ -68,6 +71,7 @@ def case_of(
     arguments = {"x": x, "grad": grad, "add": -mean, "weight": scale, "bias": beta}
     arguments |= dict(zip(("mean_dn", "mean_dn_n"), means, strict=True))
     taken = {name: each if name in ("x", "grad") else each.float() for name, each in arguments.items()}
+    taken["mask"] = mask
     assert dbeta is None or torch.allclose(dbeta, dbias)
     return Case(taken, {"y": y.detach(), "dx": dx, "dweight": dweight, "dbias": dbias})
 

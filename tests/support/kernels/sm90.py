@@ -27,7 +27,7 @@ ROWS, SAMPLES = 64, 8
 _ELEMENTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float8_e4m3fn: "fp8e4nv",
-    torch.float8_e5m2: "fp8e5", torch.int32: "i32", torch.int64: "i64",
+    torch.float8_e5m2: "fp8e5", torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8",
 }  # fmt: skip
 
 
@@ -78,6 +78,7 @@ def arguments_like(spec: Any, element: torch.dtype, others: Mapping[str, torch.d
         **dict.fromkeys(("add", "weight", "bias"), ((width,), element)),
         **dict.fromkeys(("mean", "rstd"), ((ROWS,), torch.float32)),
         **dict.fromkeys(("mean_dn", "mean_dn_n"), ((width,), torch.float32)),
+        "mask": ((ROWS, width), torch.uint8),
         "scale": ((1, 1), torch.float32),
         "overflow_stats": ((2,), torch.int64),
         "maxima": ((4,), torch.float32),

@@ -15,20 +15,29 @@ class Listed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linears = nn.ModuleList([nn.Linear(IN, 64), nn.Linear(64, 64), nn.Linear(64, OUT)])
+        self.dropout = nn.Dropout(0.2)
         self.norms = nn.ModuleList([nn.BatchNorm1d(64), nn.BatchNorm1d(64, eps=1e-3, momentum=0.3)])
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norms[0](self.linears[0](x)))
-        x = x + F.gelu(self.norms[1](self.linears[1](x)))
+        x = x + self.dropout(F.gelu(self.norms[1](self.linears[1](x))))
         out: Tensor = self.linears[2](x)
         return out
 
 
-def sequential() -> nn.Module:
-    """A tower whose norms differ: with everything, without a bias before it, without parameters, without activation."""
+def layer_normed() -> nn.Module:
+    """A dropout after a LayerNorm, and one after an activation alone."""
     return nn.Sequential(
-        nn.Linear(IN, 64), nn.BatchNorm1d(64), nn.ReLU(),
-        nn.Linear(64, 96, bias=False), nn.BatchNorm1d(96, affine=False), nn.SiLU(),
+        nn.Linear(IN, 64), nn.LayerNorm(64), nn.SiLU(), nn.Dropout(0.1),
+        nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, OUT),
+    )  # fmt: skip
+
+
+def sequential() -> nn.Module:
+    """A tower whose norms and dropouts differ: with everything, without a bias, parameters, or an activation."""
+    return nn.Sequential(
+        nn.Linear(IN, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1),
+        nn.Linear(64, 96, bias=False), nn.BatchNorm1d(96, affine=False), nn.SiLU(), nn.Dropout(0.3),
         nn.Linear(96, 64), nn.BatchNorm1d(64),
         nn.Linear(64, OUT),
     )  # fmt: skip

@@ -53,6 +53,8 @@ class _NormOperator(SpecOperator):
                 checks.check_scale(tensor)
             elif name == "overflow_stats":
                 checks.check_overflow_stats(tensor)
+            elif name == "mask" and tensor is not None:
+                checks.check_mask(tensor, arguments[0])
 
     def allocated(self, arguments: Sequence[Any], width: int, programs: int, parts: int) -> Any:
         """The results by the table of their shapes; `parts` are those of sums of columns."""
@@ -88,6 +90,7 @@ class _NormOperator(SpecOperator):
         dtype = given.pop("dtype", None) or arguments[0].dtype
         quantizing = {name: given.pop(name) for name in how.parameters} if spec.quantize else {}
         norm: dict[str, Any] = {"norm": spec.norm, "activation": spec.activation, "eps": spec.eps, "block": spec.block}
+        norm |= {"dropout": spec.dropout}
         found: dict[str, Any]
         if isinstance(spec, NormForward):
             forward = norm_reference.norm_forward(given.pop("x"), **given, **norm)
@@ -108,7 +111,8 @@ class _NormOperator(SpecOperator):
 
     def contiguous(self, arguments: Sequence[Any]) -> list[Any]:
         """The tensors among the arguments as a kernel reads them: the first by whole rows, the others contiguous."""
-        rest = (tensor.contiguous() for tensor in arguments[1 : len(self.spec.parameters)])
+        given = arguments[1 : len(self.spec.parameters)]
+        rest = (None if tensor is None else tensor.contiguous() for tensor in given)  # no mask, say
         return [checks.whole_rows(arguments[0]), *rest]
 
 
@@ -176,6 +180,7 @@ class NormOperator(_NormOperator):
             values |= {"PADDED": padded_width(columns), "ROWS": it.rows, "HELD": it.held}
             values |= {"parts": values["maxima"].shape[0] if "maxima" in values else 0}
             values |= {"COLUMNS": columns, "k": width} if forward else {}
+            values |= {"DROPOUT": spec.dropout}
         launch_by_name(launch, kernel, (programs,), values | gives, it.warps)
 
     def _launch_passes(

@@ -61,11 +61,13 @@ def norm_forward(
     eps: float = 1e-5,
     activation: str | None = None,
     block: int = 256,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> Forward:
-    """x (M, width) -> [+ add] -> [* times] -> [+ residual] -> [norm over width] -> [activation].
+    """x (M, width) -> [+ add] -> [* times] -> [+ residual] -> [norm over width] -> [activation] -> [dropout].
 
-    add, weight, bias (width,); times, residual (M, width). A block_norm is an rms_norm of each `block` neighbours in a
-    row; it has no weight, no bias and saves nothing.
+    add, weight, bias (width,); times, residual, mask (M, width). A block_norm is an rms_norm of each `block` neighbours
+    in a row; it has no weight, no bias and saves nothing.
     """
     x = x.float()
     if add is not None:
@@ -76,11 +78,13 @@ def norm_forward(
         x = x + residual.float()
     kept = x
     if norm is None:
-        return Forward(_activate(x, activation, kept), x.new_empty(0), x.new_empty(0), kept)
+        y = _dropped(_activate(x, activation, kept), mask, dropout)
+        return Forward(y, x.new_empty(0), x.new_empty(0), kept)
     traits = norm_of(norm)
     normed = traits.forward(x, eps, block)
     rstd = normed.rstd if traits.saved else x.new_empty(0)
-    return Forward(_activate(_affine(normed.n, weight, bias), activation, kept), normed.mean, rstd, kept)
+    y = _dropped(_activate(_affine(normed.n, weight, bias), activation, kept), mask, dropout)
+    return Forward(y, normed.mean, rstd, kept)
 
 
 def norm_backward(
@@ -100,6 +104,8 @@ def norm_backward(
     eps: float = 1e-5,
     activation: str | None = None,
     block: int = 256,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> Backward:
     """The gradient of `norm_forward`: grad (M, width) is its result's; add, times, mean, rstd as it had or gave them.
 
@@ -108,7 +114,8 @@ def norm_backward(
     x and eps; one over columns is given the means of columns (width,), if the gradient goes through its statistics.
     Raises InputError where a norm or an activation lacks x, or a norm its statistics.
     """
-    dz, dweight = grad.float(), grad.new_empty(0, dtype=torch.float32)
+    grad = _dropped(grad.float(), mask, dropout)
+    dz, dweight = grad, grad.new_empty(0)
     dbias = dz.sum(0, keepdim=True)
     dsum = dz
     if norm is not None or activation is not None:
@@ -126,7 +133,7 @@ def norm_backward(
             dn = dz if weight is None else dz * weight.float()
             if mean_dn is not None and mean_dn_n is not None:
                 dn = dn - mean_dn - normed.n * mean_dn_n
-            dsum = norm_of(norm).gradient(dn, normed, eps, block) + _past_norm(grad.float(), y, activation)
+            dsum = norm_of(norm).gradient(dn, normed, eps, block) + _past_norm(grad, y, activation)
     if residual_grad_in is not None:
         dsum = dsum + residual_grad_in.float()
     dx = dsum if times is None else dsum * times.float()
@@ -241,6 +248,11 @@ def transpose(values: Tensor) -> Tensor:
 def reduce(partial: Tensor, dtype: torch.dtype) -> Tensor:
     """Column sums of partial sums: (P, N) float32 -> (N,) of `dtype`."""
     return partial.sum(0).to(dtype)
+
+
+def _dropped(y: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+    """y where a mask has no zeros, divided by the share of what stays, as torch's dropout."""
+    return y if mask is None else torch.where(mask != 0, y * (1.0 / (1.0 - dropout)), 0.0)
 
 
 def _affine(n: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

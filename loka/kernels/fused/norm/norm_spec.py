@@ -49,15 +49,16 @@ class _NormSpec:
 class NormForward(_NormSpec):
     """[+ add] -> [* times] -> [+ residual] -> [norm] -> [activation] -> e4m3 rows or a plain matrix.
 
-    Parameters of the operator, in this order, those that the spec has: x (M, width), add (width,), times and
-    residual (M, width), weight and bias (width,), all of any floating dtype; and, where the result is a plain matrix or
-    there is `kept`, `dtype: torch.dtype | None = None` of it (None: that of x). Results, in this order: values
-    (M, width) e4m3, scale (M, 1), scale_max (P,) where `quantize`, else out (M, width); then kept (M, width), what the
-    norm takes, where the spec has it; then mean (M,) and rstd (M,) where they are saved. P is the number of programs
-    launched (1 on the CPU); `scale_max` is the largest scale that each of them wrote, zero where it had no row. In
-    another mode, `how`, a parameter `scale` or `maxima` follows the other tensors, and its results stand for values,
-    scale and scale_max. `aligned` columns of values, more than x has, are zeros behind those of x. Of a batch_norm add
-    is the negative of the columns' means, and weight its own over their standard deviations.
+    Parameters of the operator, in this order, those that the spec has: x (M, width), add (width,), times and residual
+    (M, width), weight and bias (width,), all of any floating dtype; and, where the result is a plain matrix or there is
+    `kept`, `dtype: torch.dtype | None = None` of it (None: that of x). Results, in this order: values (M, width) e4m3,
+    scale (M, 1), scale_max (P,) where `quantize`, else out (M, width); then kept (M, width), what the norm takes, where
+    the spec has it; then mean (M,) and rstd (M,) where they are saved. P is the number of programs launched (1 on the
+    CPU); `scale_max` is the largest scale that each of them wrote, zero where it had no row. In another mode, `how`, a
+    parameter `scale` or `maxima` follows the other tensors, and its results stand for values, scale and scale_max. With
+    a dropout the last tensor is mask (M, width) of uint8 or None, and where it is not None the result is zero where it
+    is zero, and else divided by 1 - dropout. `aligned` columns of values, more than x has, are zeros behind those of x.
+    Of a batch_norm add is the negative of the columns' means, and weight its own over their standard deviations.
     """
 
     save: bool = False  # whether the statistics of the norm are returned, for the backward; rms_norm has rstd alone
@@ -67,6 +68,7 @@ class NormForward(_NormSpec):
     block: int = BLOCK  # of a block_norm, which saves nothing: its backward finds rstd again from x
     how: Quantization = ROWWISE  # where `quantize`: its results stand for values to scale_max
     aligned: int = 0  # columns of the values if more than x has, zeros behind; of a quantizer of rows alone
+    dropout: float = 0.0  # probability with which an element of the result becomes zero, where there is a mask
 
     def __post_init__(self) -> None:
         _check_norm(self)
@@ -90,7 +92,8 @@ class NormForward(_NormSpec):
         sums = [name for name in ("add", "times", "residual", "keep") if getattr(self, name)]
         what = _what(self) or ("" if sums else "quantize")
         width = f"{self.width}_to_{self.aligned}" if self.aligned else _width(self)
-        parts = (*sums, what, self.how.name if self.quantize else "", width, _eps(self), inference)
+        how = self.how.name if self.quantize else ""
+        parts = (*sums, what, _dropout(self), how, width, _eps(self), inference)
         name = "_".join(part for part in parts if part)
         return name if name != self.activation else f"{name}_forward"  # a device function is called after an activation
 
@@ -143,6 +146,7 @@ class NormBackward(_NormSpec):
     block: int = BLOCK  # of a block_norm
     how: Quantization = ROWWISE  # where `quantize`, as in the forward; `maximum` gives no sums
     sums_alone: bool = False  # of a batch_norm: the sums over rows and no gradient
+    dropout: float = 0.0  # as in the forward
 
     def __post_init__(self) -> None:
         _check_norm(self)
@@ -173,7 +177,7 @@ class NormBackward(_NormSpec):
         residual = ["_".join(["residual", *ends])] if ends else []
         eps = _eps(self) if self.traits.eps_in_backward else ""
         kind = "sums" if self.sums_alone else self.how.name if self.quantize else ""
-        parts = (*sums, _what(self), "backward", *residual, kind, _width(self), eps)
+        parts = (*sums, _what(self), _dropout(self), "backward", *residual, kind, _width(self), eps)
         return "_".join(part for part in parts if part)
 
     @property
@@ -224,8 +228,17 @@ def _named(**present: bool) -> tuple[str, ...]:
 
 
 def _last(spec: NormForward | NormBackward) -> tuple[str, ...]:
-    """The parameters that a quantization needs."""
-    return spec.how.parameters if spec.quantize else ()
+    """The parameters that a quantization and a dropout need."""
+    return (spec.how.parameters if spec.quantize else ()) + _named(mask=spec.dropout > 0.0)
+
+
+def _dropout(spec: NormForward | NormBackward) -> str:
+    """In names: `dropout_0_1`."""
+    return f"dropout_{_identifier(spec.dropout)}" if spec.dropout else ""
+
+
+def _identifier(number: float) -> str:
+    return "".join(c if c.isalnum() else "_" for c in repr(number))
 
 
 def _width(spec: NormForward | NormBackward) -> str:
@@ -253,7 +266,7 @@ def _eps(spec: NormForward | NormBackward) -> str:
     """Of the names of kernels that differ in eps alone: `eps_1e_06`; nothing for the usual 1e-05."""
     if spec.norm is None or spec.eps == 1e-5:
         return ""
-    return "eps_" + "".join(c if c.isalnum() else "_" for c in repr(spec.eps))
+    return f"eps_{_identifier(spec.eps)}"
 
 
 def _check_aligned(spec: NormForward) -> None:
@@ -285,6 +298,11 @@ def _check_norm(spec: NormForward | NormBackward) -> None:
         _check_block(spec)
     if spec.traits.over_columns:
         _check_over_columns(spec)
+    if spec.dropout and (not 0.0 < spec.dropout < 1.0 or spec.width > LARGEST_HELD or spec.how.scaling == "maximum"):
+        raise InputError(
+            f"a kernel has a dropout above 0 and below 1, for rows of up to {LARGEST_HELD} elements, and not where it "
+            f"finds the maximum alone; this is {spec.dropout} for {spec.width} elements, {spec.how.scaling}"
+        )
     if not spec.quantize and spec.how != ROWWISE:
         raise InputError(f"a kernel that does not quantize has no scaling, and so not {spec.how.name!r}")
     if spec.width > LARGEST_HELD and spec.how.scaling not in IN_CHUNKS:
