@@ -34,7 +34,7 @@ from loka.plan.rewrite.rewrite_request import (
     to_close,
 )
 from loka.plan.rewrite.site_mods import called_by_owner, named_as_in_model, weight_of
-from loka.plan.select.workload import Surroundings, TracedNeighbours
+from loka.plan.select.workload import DROPOUT, Surroundings, TracedNeighbours
 
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
@@ -93,7 +93,8 @@ def _surroundings(chain: LinearChain) -> list[tuple[str, Surroundings]]:
 
 def _after(stage: ChainStage) -> str:
     norm = [stage.after.kind] if stage.after is not None else []
-    return " ".join([*norm, *([stage.activation] if stage.activation is not None else [])])
+    activation = [stage.activation] if stage.activation is not None else []
+    return " ".join([*norm, *activation, *[DROPOUT] * (stage.dropout is not None)])
 
 
 def rewrite(request: RewriteRequest, model: nn.Module, trace: Trace) -> Rewrites:

@@ -14,7 +14,7 @@ from loka.kernels.measurements.part_bounds import bound_us, interaction_us
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartCosts, PartKind, PartTime, TimeSource
 from loka.numerics.enums import Format
 from loka.plan.plan import StepTime
-from loka.plan.select.workload import COMPILED, RENDERED, STATIC_SCALES, STATIC_SCALES_TILES
+from loka.plan.select.workload import COMPILED, DROPOUT, RENDERED, STATIC_SCALES, STATIC_SCALES_TILES, UNMEASURED
 
 _NORM, _ACTIVATIONS = "layer_norm", ("silu", "hardswish", "relu")  # substitutes for others that move the same bytes
 _DOUBT = {TimeSource.MEASURED: 0, TimeSource.INTERPOLATED: 1, TimeSource.ESTIMATED: 2}
@@ -54,11 +54,12 @@ COMPILED_NORMS = 1.5
 # with BlockNorms (1.19 and 1.30), on an H100.
 _OVER_RENDERED = {STATIC_SCALES: 1.03, STATIC_SCALES_TILES: 1.25}
 
-# Passes of a BatchNorm's rendered kernels over those of a LayerNorm's, which has its statistics in the same pass: the
-# statistics read the product once more, the sums of the gradient two matrices. By bytes, and not measured yet: the
-# noise is so large that `auto` fuses none for it.
-BATCH_NORM_PASSES = {PartKind.FORWARD: 3 / 2, PartKind.BACKWARD: 5 / 3}
-BATCH_NORM_NOISE = 0.5
+# Bytes that a BatchNorm moves over a LayerNorm, which has its statistics in the same pass: those read the product once
+# more, the sums of the gradient two matrices. And a dropout over none: a byte of its mask beside matrices of two.
+BATCH_NORM_BYTES = {PartKind.FORWARD: 3 / 2, PartKind.BACKWARD: 5 / 3}
+DROPOUT_BYTES = {PartKind.FORWARD: 5 / 4, PartKind.BACKWARD: 7 / 6}
+# Noise of LoKA's kernels of both, which are not measured yet: so large that `auto` fuses none for a gain.
+UNMEASURED_NOISE = 0.5
 
 # Noise of an interaction's time estimated from its bytes: eight measured kernels (docs/results/LOG.md, "where Wukong
 # small's step went") are from 10 % below it to 15 % above.
@@ -79,8 +80,8 @@ class PerfModel:
     norm with another activation or without one, a LayerNorm for another norm, e4m3 rowwise for another recipe, a
     quantizer for another kind of work. It counts as estimated. A GEMM that was not measured has no time. Norms compiled
     by torch take `COMPILED_NORMS` times the rendered ones; this is estimated too, as are kernels with static scales,
-    and those of a BatchNorm, from a LayerNorm's. An interaction without any measurement is estimated from its bytes for
-    LoKA's kernels, and has no compiled time.
+    and a BatchNorm or a dropout by its bytes, from the time without. An interaction without any measurement is
+    estimated from its bytes for LoKA's kernels, and has no compiled time.
     """
 
     def __init__(self, costs: PartCosts, device: DeviceSpec = DEFAULT) -> None:
@@ -105,14 +106,12 @@ class PerfModel:
         return Latency(us, sqrt(squares), source)
 
     def _look_up(self, part: Part) -> Latency | None:
+        if part.kernel in (RENDERED, COMPILED) and not UNMEASURED.isdisjoint(part.around.split()):
+            return self._by_bytes(part)
         factor = _over_rendered(part)
         if factor is not None:
             rendered = self.part(replace(part, kernel=RENDERED))
             return rendered if rendered is None or factor == 1 else rendered.estimate(factor)
-        if BATCH_NORM in part.around.split():
-            like = self.part(replace(part, around=part.around.replace(BATCH_NORM, _NORM)))
-            made = None if like is None else like.estimate(BATCH_NORM_PASSES[part.work])
-            return None if made is None else replace(made, noise=made.us * BATCH_NORM_NOISE)
         timed = self.costs.time(part)
         if timed is not None:
             return _latency(timed)
@@ -125,14 +124,26 @@ class PerfModel:
                 return _latency(timed).estimate(bound_us(part, self.device) / bound_us(other, self.device))
         return None
 
+    def _by_bytes(self, part: Part) -> Latency | None:
+        """A part with a BatchNorm or a dropout, from the part without; torch compiles a BatchNorm to as many passes."""
+        words = part.around.split()
+        if DROPOUT in words:
+            without = " ".join(word for word in words if word != DROPOUT)
+            like, more = replace(part, around=without), DROPOUT_BYTES[part.work]
+        else:
+            norm = part.around.replace(BATCH_NORM, _NORM)
+            like, more = replace(part, around=norm, kernel=RENDERED), BATCH_NORM_BYTES[part.work]
+        known = self.part(like)
+        made = None if known is None else known.estimate(more)
+        return made if made is None or part.kernel == COMPILED else replace(made, noise=made.us * UNMEASURED_NOISE)
+
 
 def _over_rendered(part: Part) -> float | None:
     """Time of a part as a multiple of the rendered kernel that it is derived from; None for one that is recorded."""
     if part.work in INTERACTIONS:
         return None
     if part.kernel == COMPILED:
-        norms = {word for word in part.around.split() if word in NORMS}
-        return COMPILED_NORMS if norms - {BATCH_NORM} else 1.0  # a BatchNorm takes as many passes in both
+        return COMPILED_NORMS if any(word in NORMS for word in part.around.split()) else 1.0
     return _OVER_RENDERED.get(part.kernel)
 
 

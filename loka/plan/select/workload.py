@@ -44,6 +44,8 @@ RENDERED = "rendered"
 COMPILED = "compiled"  # by torch.compile; not recorded, derived from rendered kernels
 # Rendered, with static scales; not recorded, derived from rendered kernels.
 STATIC_SCALES, STATIC_SCALES_TILES = "static", "static-tiles"
+DROPOUT = "dropout"
+UNMEASURED = frozenset({BATCH_NORM, DROPOUT})  # LoKA's kernels of these were never measured
 DTYPE = "bfloat16"  # of activations: the model's own, or autocast's
 _GEMMS = frozenset({"linear", "matmul", "mm", "addmm", "einsum", "bmm"})
 
@@ -117,16 +119,18 @@ def surroundings_of(site: Site) -> Surroundings:
 
 
 def _around(ops: tuple[str, ...], backwards: bool) -> tuple[str, str]:
-    """[norm] [activation] next to a site, in words, and the operation beyond; `ops` are in the order of the forward."""
+    """[norm] [activation] [dropout] next to a site, in words, and the operation beyond; `ops` as in the forward."""
     near = tuple(reversed(ops)) if backwards else ops
     skipped = tuple(takewhile(lambda op: op in ELEMENTWISE, near))
     near = near[len(skipped) :]
     found: list[str] = []
-    for kinds in (ACTIVATIONS, NORMS) if backwards else (NORMS, ACTIVATIONS):
+    kinds_in_order = (NORMS, ACTIVATIONS, (DROPOUT,))
+    for kinds in reversed(kinds_in_order) if backwards else kinds_in_order:
         if near and near[0] in kinds:
             found.append(near[0])
             near = near[1:]
     beyond = next(dropwhile(lambda op: op in ELEMENTWISE, near), "")
+    found = [] if found == [DROPOUT] else found  # kernels take it with something else
     return " ".join(reversed(found) if backwards else found), beyond
 
 
