@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
 
+from benchmarks.random_models.comparison import Case, difference, run
+from benchmarks.random_models.judge import exact_fp8
 from loka import zoo
 from loka.zoo.dlrm import DLRM, DCNSizes, DCNv2
 from loka.zoo.wukong import LARGE, SMALL, Wukong, WukongLayer, WukongRanker, WukongSizes, mlp
+from tests.support.codegen.policy_packages import policy_packages
+from tests.support.models import tiny_families
 
 RANKERS = {
     "ranker": (zoo.ranker, zoo.ranker_inputs),
@@ -24,6 +32,59 @@ DENSE_PARTS = {
     "wukong_large": (zoo.wukong_large, zoo.wukong_large_inputs, (128, 256)),
     "dcnv2": (zoo.dcnv2, zoo.dcnv2_inputs, (27, 128)),
 }
+# Of each family: logits of a sample, and the share of GEMM FLOPs in FP8 of the tiny model: of all that have weights.
+FAMILIES = {
+    "mmoe": (zoo.mmoe, zoo.mmoe_inputs, 2, 0.97),
+    "ple": (zoo.ple, zoo.ple_inputs, 2, 0.97),
+    "rankmixer": (zoo.rankmixer, zoo.rankmixer_inputs, 1, 1.0),
+    "hstu": (zoo.hstu, zoo.hstu_inputs, 1, 0.93),
+    "interformer": (zoo.interformer, zoo.interformer_inputs, 1, 0.83),
+    "onetrans": (zoo.onetrans, zoo.onetrans_inputs, 1, 0.94),
+    "masknet": (zoo.masknet, zoo.masknet_inputs, 1, 1.0),
+    "autoint": (zoo.autoint, zoo.autoint_inputs, 1, 0.84),
+    "final_mlp": (zoo.final_mlp, zoo.final_mlp_inputs, 1, 0.99),
+    "din": (zoo.din, zoo.din_inputs, 1, 0.99),
+    "dhen": (zoo.dhen, zoo.dhen_inputs, 1, 0.97),
+}
+FP8 = "{compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always}"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_have_a_production_width_and_take_any_batch(name: str) -> None:
+    factory, inputs, logits, _ = FAMILIES[name]
+    with torch.device("meta"):
+        model = factory().eval()
+    assert 1e6 < sum(each.numel() for each in model.parameters()) < 200e6
+    for batch in (0, 3):
+        assert model(*(each.to("meta") for each in inputs(batch))).shape == (batch, logits)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
+@pytest.mark.parametrize("name", [*FAMILIES, "masknet_serial"])
+def test_a_family_in_fp8_that_rounds_nothing_has_the_models_numbers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    tiny = f"{tiny_families.__name__}:{name}"
+    model = f'{{factory: "{tiny}", inputs: "{tiny}_inputs", batch_size: 64}}'
+    with policy_packages(tmp_path) as package:
+        plan, _, generated = package(f"gen_zoo_{name}", f"version: 1\nname: p\nmodel: {model}\ndefaults: {FP8}\n")
+        assert plan.share_fp8 >= FAMILIES[name.removesuffix("_serial")][3]
+        own = getattr(tiny_families, name)()
+        bound = copy.deepcopy(own)
+        inputs = cast(ModuleType, SimpleNamespace(example_inputs=getattr(tiny_families, f"{name}_inputs")))
+        patch = generated.apply(bound)
+        for rows, mode in ((8, "training"), (33, "training"), (33, "evaluation")):
+            case = Case(rows, mode, autocast=False, gradients=True, loss=1.0, seed=3)
+            expected = run(own, inputs, case)
+            with exact_fp8():
+                found = run(bound, inputs, case)
+            assert expected.raised is None
+            assert difference(expected, found, case) is None
+        patch.verify()
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("name", RANKERS)
