@@ -25,11 +25,13 @@ class Form(StrEnum):
 
     LAYER_NORM = "layer-norm"  # LayerNorm -> Linear (no bias) -> LayerNorm -> sigmoid
     BLOCK_NORM = "block-norm"  # Linear (no bias) -> BlockNorm -> Hard Swish -> Linear (no bias)
+    BATCH_NORM = "batch-norm"  # Linear -> BatchNorm -> ReLU -> Linear
+    DROPOUT = "batch-norm-dropout"  # the same with a dropout of 0.1 before the second linear
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """x of (m, k), a weight of (n, k); the second weight of the block-norm form is (n, n)."""
+    """x of (m, k), a weight of (n, k); the second weight of forms with two linears is (n, n)."""
 
     m: int
     n: int
@@ -80,7 +82,14 @@ class BlockNormRegion(nn.Module):
 
 def build(form: Form, k: int, n: int) -> nn.Module:
     """The region's module, with weights from torch's generator."""
-    return LayerNormRegion(k, n) if form is Form.LAYER_NORM else BlockNormRegion(k, n)
+    match form:
+        case Form.LAYER_NORM:
+            return LayerNormRegion(k, n)
+        case Form.BLOCK_NORM:
+            return BlockNormRegion(k, n)
+        case Form.BATCH_NORM | Form.DROPOUT:
+            dropout = [nn.Dropout(0.1)] if form is Form.DROPOUT else []
+            return nn.Sequential(nn.Linear(k, n), nn.BatchNorm1d(n), nn.ReLU(), *dropout, nn.Linear(n, n))
 
 
 def parse_shape(text: str) -> Shape:

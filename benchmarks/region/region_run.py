@@ -22,6 +22,8 @@ from loka.bench.timing import Progress
 TITLES = {
     Form.LAYER_NORM: "LayerNorm -> Linear -> LayerNorm -> sigmoid",
     Form.BLOCK_NORM: "Linear -> BlockNorm -> Hard Swish -> Linear",
+    Form.BATCH_NORM: "Linear -> BatchNorm -> ReLU -> Linear",
+    Form.DROPOUT: "Linear -> BatchNorm -> ReLU -> Dropout -> Linear",
 }
 Bound = Callable[[Variant, bool], float | None]  # (variant, training) -> microseconds
 

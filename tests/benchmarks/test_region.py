@@ -121,10 +121,15 @@ def test_known_scales_without_maxima_are_refused() -> None:
         workshop.make(subject(Form.LAYER_NORM, SMALL), BY_NAME["loka-fp8-known"])
 
 
-def test_both_weights_of_the_block_norm_region_run_in_fp8_with_dgrad() -> None:
+@pytest.mark.parametrize(
+    ("form", "last"), [(Form.BLOCK_NORM, "hardswish"), (Form.BATCH_NORM, "relu"), (Form.DROPOUT, "dropout")]
+)
+def test_both_weights_of_a_region_with_two_run_in_fp8_with_dgrad_as_one_chain(form: Form, last: str) -> None:
     with StudyWorkshop() as workshop:
-        made = workshop.make(subject(Form.BLOCK_NORM, SMALL), BY_NAME["loka-fp8"])
+        made = workshop.make(subject(form, SMALL), BY_NAME["loka-fp8"])
         assert [[gemm.fp8 for gemm in site.gemms] for site in made.plan.sites] == [[True] * 3] * 2
+        first, second = (site.region for site in made.plan.sites)
+        assert (first[0], first[-1], second) == ("linear", last, ())
 
 
 def test_packages_are_planned_for_the_device_that_measures_them(monkeypatch: pytest.MonkeyPatch) -> None:
