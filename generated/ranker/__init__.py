@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "a762eed7512e43b0da7c36aed5d1d40d6dad64b02d85e0c200f27a51c5448ab7"
+STAMP = "f90036f185410913a0c410c0c79676d08c775e20054ad621756d8916428c7316"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

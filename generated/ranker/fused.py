@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "a762eed7512e43b0da7c36aed5d1d40d6dad64b02d85e0c200f27a51c5448ab7"
+STAMP = "f90036f185410913a0c410c0c79676d08c775e20054ad621756d8916428c7316"
 
 kernel = operators.of_package(__package__, "6f4a31b2")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "a762eed7512e43b0da7c36aed5d1d40d6dad64b02d85e0c200f27a51c5448ab7"
+STAMP = "f90036f185410913a0c410c0c79676d08c775e20054ad621756d8916428c7316"
 
 
 @triton.jit

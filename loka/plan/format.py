@@ -10,11 +10,13 @@ from typing import TypeVar
 from loka.kernels.gemm.catalogue import PREFERRED
 from loka.numerics.enums import OPERANDS, Accumulation, Gemm
 from loka.numerics.recipe import OperandPair, OperandRecipe
-from loka.plan.plan import NATIVE, NOTHING_AROUND, Evidence, GemmPlan, SitePlan, TunedStep
+from loka.plan.plan import NATIVE, NOTHING_AROUND, Evidence, GemmPlan, SitePlan, StepTime, TunedStep
 from loka.policy.settings import Assignment, Budget
 from loka.probe.profile.profile import Interval
 
 USUAL = PREFERRED[0].name  # the default kernel
+EXTRAPOLATED = "~"  # before a time
+EXTRAPOLATED_NOTE = f"{EXTRAPOLATED}: extrapolated beyond measured sizes"
 _NUMBER = re.compile(r"(?<![^.#])\d+(?![^.#])")  # a numeric part of a name: the 3 in "layers.3.fmb"
 _PARTS = re.compile(r"([.#])")
 
@@ -125,6 +127,11 @@ def format_share(share: float) -> str:
 def format_us(us: float) -> str:
     """A time with its unit: `43.2 us`, `1204 us`."""
     return f"{format_figure(us)} us"
+
+
+def format_time(time: StepTime, calls: int = 1) -> str:
+    """The time of some calls without its unit, marked where it was extrapolated: `43.2`, `~1204`."""
+    return f"{EXTRAPOLATED if time.extrapolated else ''}{format_figure(time.us * calls)}"
 
 
 def format_figure(us: float) -> str:

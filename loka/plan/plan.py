@@ -96,6 +96,11 @@ class StepTime:
         return self.forward + self.backward
 
     @property
+    def extrapolated(self) -> bool:
+        """True if any part of it was extrapolated beyond measured sizes."""
+        return self.source is TimeSource.EXTRAPOLATED
+
+    @property
     def rounded(self) -> StepTime:
         """Rounded to the nanosecond, as recorded in a plan."""
         host_us = None if self.host_us is None else round(self.host_us, 3)

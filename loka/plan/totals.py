@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from loka.devices.targets import DEVICES
 from loka.kernels.measurements.parts import TimeSource
-from loka.plan.format import format_speedup, format_us
+from loka.plan.format import EXTRAPOLATED, EXTRAPOLATED_NOTE, format_share, format_speedup, format_us
 from loka.plan.plan import Plan, StepTime
 from loka.plan.select.interaction_times import step_times
 
+_FEW = 0.05  # share of a total that may be extrapolated without a mark
 _NOTHING = 0.005  # a change of speed that is none
 _REPLAYED = 'under torch.compile(mode="reduce-overhead") (execution: {mode: reduce-overhead}), or '
 
@@ -28,6 +29,7 @@ class Total:
     host_us: float | None = None  # of the host, for the launches of all sites; None where it was not considered
     without_fp8_host_us: float | None = None
     as_is_host_us: float | None = None
+    extrapolated: float = 0.0  # the largest share that is beyond measured sizes, of the three times
 
     @property
     def speedup(self) -> float:
@@ -51,24 +53,32 @@ def total_time(plan: Plan) -> Total | None:
     if not timed:
         return None
     fused = [(chosen, as_is, each.calls) for each, chosen, as_is in step_times(plan.interactions)]
-    ours = sum(chosen.us * calls for chosen, _, calls in fused)
+    ours = [(chosen, calls) for chosen, _, calls in fused]
+    planned = [*((timing.chosen, calls) for timing, calls in timed), *ours]
+    without_fp8 = [*((timing.without_fp8, calls) for timing, calls in timed), *ours]
+    as_is = [*((timing.as_is, calls) for timing, calls in timed), *((as_is, calls) for _, as_is, calls in fused)]
     return Total(
-        us=_sum_us([(timing.chosen, calls) for timing, calls in timed], ours),
-        without_fp8_us=_sum_us([(timing.without_fp8, calls) for timing, calls in timed], ours),
-        as_is_us=_sum_us(
-            [(timing.as_is, calls) for timing, calls in timed], sum(as_is.us * calls for _, as_is, calls in fused)
-        ),
+        us=_sum_us(planned),
+        without_fp8_us=_sum_us(without_fp8),
+        as_is_us=_sum_us(as_is),
         sites=_counted([timing.chosen.source for timing, _ in timed]),
         interactions=_counted([chosen.source for chosen, _, _ in fused]),
         left_out=len(plan.interactions) - len(fused),
         host_us=_host_us([(timing.chosen, calls) for timing, calls in timed]),
         without_fp8_host_us=_host_us([(timing.without_fp8, calls) for timing, calls in timed]),
         as_is_host_us=_host_us([(timing.as_is, calls) for timing, calls in timed]),
+        extrapolated=max(map(_extrapolated, (planned, without_fp8, as_is))),
     )
 
 
-def _sum_us(times: Sequence[tuple[StepTime, int]], more: float) -> float:
-    return round(sum(time.us * calls for time, calls in times) + more, 3)
+def _sum_us(times: Sequence[tuple[StepTime, int]]) -> float:
+    return round(sum(time.us * calls for time, calls in times), 3)
+
+
+def _extrapolated(times: Sequence[tuple[StepTime, int]]) -> float:
+    """Share of a sum in times of which some part is beyond the measured sizes."""
+    beyond = [(time, calls) for time, calls in times if time.extrapolated]
+    return round(_sum_us(beyond) / _sum_us(times), 4)
 
 
 def comparable(plan: Plan, other: Plan) -> bool:
@@ -91,11 +101,15 @@ def _counted(sources: Sequence[TimeSource]) -> tuple[tuple[TimeSource, int], ...
 
 
 def format_total(total: Total) -> str:
-    """A total: `GEMMs with their norms: 814 us a training step; 1023 us without FP8, 1240 us in compiled BF16: ...`."""
+    """A total: `GEMMs with their norms: 814 us a training step; 1023 us without FP8, 1240 us in compiled BF16: ...`.
+
+    The times are marked if more than a few per cent of one are extrapolated.
+    """
+    mark = EXTRAPOLATED if total.extrapolated > _FEW else ""
     return (
-        f"{format_summed(total)}: {format_us(total.us)} a training step; {format_us(total.without_fp8_us)} without "
-        f"FP8, {format_us(total.as_is_us)} in compiled BF16: {format_speedup(total.speedup)}, of which fusing gains "
-        f"{format_speedup(total.by_fusing)} and {format_by_fp8(total.by_fp8)}"
+        f"{format_summed(total)}: {mark}{format_us(total.us)} a training step; {mark}{format_us(total.without_fp8_us)} "
+        f"without FP8, {mark}{format_us(total.as_is_us)} in compiled BF16: {format_speedup(total.speedup)}, of which "
+        f"fusing gains {format_speedup(total.by_fusing)} and {format_by_fp8(total.by_fp8)}"
     )
 
 
@@ -188,9 +202,11 @@ def format_summed(total: Total) -> str:
 
 
 def format_time_sources(total: Total) -> str:
-    """Sources of the times: `sites: 11 measured, 5 estimated; interactions: 8 measured`."""
+    """Sources of the times: `sites: 11 measured, 5 estimated; interactions: 8 measured`, and what `~` marks, if any."""
     words = []
     for name, counts in (("sites", total.sites), ("interactions", total.interactions)):
         if counts:
             words.append(f"{name}: {', '.join(f'{count} {source.value}' for source, count in counts)}")
+    if total.extrapolated:
+        words.append(f"{EXTRAPOLATED_NOTE}, {format_share(total.extrapolated)} of the time")
     return "; ".join(words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from loka.cli.tables.explain_tables import show_site
 from loka.cli.tables.plan_table import show_plan
+from loka.kernels.measurements.parts import TimeSource
 from loka.plan.planner import Planned, planned
-from loka.plan.totals import format_total, total_time
+from loka.plan.totals import format_time_sources, format_total, total_time
+from loka.plan.view.explain import explain
 from loka.plan.view.table import group_sites, slowed_lines
 from tests.support.plan.report_plans import plan_of_sites, site_plan
 
@@ -126,6 +130,32 @@ def test_sites_whose_times_without_fp8_differ_have_rows_of_their_own(capsys: pyt
     printed = capsys.readouterr().out
     assert printed.count("slower: 10.0 us") == 10
     assert "and 2 more that FP8 makes slower: see the column no-FP8 us" in printed
+
+
+def test_extrapolated_times_are_marked_and_a_total_that_has_more_than_a_few_per_cent_of_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    beyond, sure = site_plan("gate", us=5.0, source=TimeSource.EXTRAPOLATED), site_plan("expert", us=45.0)
+    plan = plan_of_sites(sure, beyond)
+    assert [(row.us, row.without_fp8_us, row.as_is_us) for row in group_sites(plan, True)] == [
+        ("45.0", "20.0", "20.0"),
+        ("~5.0", "~20.0", "~20.0"),
+    ]
+    total = total_time(plan)
+    assert total is not None
+    assert total.extrapolated == 0.5  # of the time without FP8, and as it is; 0.1 as planned
+    assert format_total(total).startswith("GEMMs with their norms: ~50.0 us a training step; ~40.0 us without FP8, ~")
+    assert format_time_sources(total) == (
+        "sites: 1 measured, 1 extrapolated; ~: extrapolated beyond measured sizes, 50.0 % of the time"
+    )
+    show_site(explain(plan, "gate"))
+    assert re.search(r": ~5\.0 us, ~20\.0 us .* extrapolated\n~: extrapolated beyond", capsys.readouterr().out)
+    show_site(explain(plan, "expert"))
+    assert "~" not in capsys.readouterr().out
+    few = total_time(plan_of_sites(*(site_plan(f"expert{number}", us=45.0) for number in range(40)), beyond))
+    assert few is not None
+    assert "~" not in format_total(few)
+    assert "~: extrapolated beyond measured sizes, 2.4 % of the time" in format_time_sources(few)
 
 
 def test_what_is_kept_on_purpose_has_no_prospect(planned_for: PlannedFor) -> None:

@@ -300,7 +300,7 @@ def _sources_of_times(planned: Planned) -> list[Source]:
         machine = f"on one {on.device} with torch {on.torch}, CUDA {on.cuda}, Triton {on.triton}{date}, "
     kernels = (
         f"{machine}each kernel alone, in {name} (sha256 {digest[:12]}); {format_time_sources(total)}. Interpolated: "
-        "between measured sizes; estimated: from bytes and FLOPs beyond them"
+        "between measured sizes; extrapolated: beyond them; estimated: from bytes, for want of the kernel"
     )
     found = [
         Source("times of kernels", Origin.MEASURED, kernels),

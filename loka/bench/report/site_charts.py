@@ -21,7 +21,7 @@ from loka.probe.profile.profile import OperandSummary, Quantiles
 MOST_BARS = 24  # the others are summed up
 MOST_ROWS = 60  # of dots
 MOST_DISTRIBUTIONS = 40  # those of the sites with most FLOPs
-_LEAST_CERTAIN = (TimeSource.MEASURED, TimeSource.INTERPOLATED, TimeSource.ESTIMATED)
+_LEAST_CERTAIN = tuple(TimeSource)
 _MARGIN = 1.08  # of the axis beyond what is on it
 _MOST_DB = 80.0  # an SQNR beyond it, of an operand that is exact, is at the end of the axis
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from loka.cli.output import print_line, print_table
 from loka.plan.format import (
+    EXTRAPOLATED_NOTE,
     format_figure,
     format_gemm,
     format_kernel,
@@ -16,7 +17,7 @@ from loka.plan.format import (
     format_share,
     format_speedup,
     format_sqnr,
-    format_us,
+    format_time,
 )
 from loka.plan.plan import NOTHING_AROUND, GemmPlan, InteractionPlan, KernelTime, SiteTiming, StepTime, TimedOption
 from loka.plan.select.interaction_times import kernel_names
@@ -121,10 +122,12 @@ def _show_timing(explained: Explanation, timing: SiteTiming) -> None:
     chosen = timing.chosen
     print()
     print_line(
-        f"time of one call by {explained.measurements}: {format_us(chosen.us)}, {format_us(timing.without_fp8.us)} "
-        f"without FP8, {format_us(timing.as_is.us)} in compiled BF16, {format_speedup(timing.speedup)}, "
+        f"time of one call by {explained.measurements}: {format_time(chosen)} us, {format_time(timing.without_fp8)} us "
+        f"without FP8, {format_time(timing.as_is)} us in compiled BF16, {format_speedup(timing.speedup)}, "
         f"{chosen.source.value}"
     )
+    if any(each.extrapolated for each in (chosen, timing.without_fp8, timing.as_is)):
+        print_line(EXTRAPOLATED_NOTE)
     if explained.found.fp8:
         print_line(f"{format_by_fp8(timing.by_fp8)} (min_speedup {explained.min_speedup:g})")
     print_line(f"{' and '.join(KERNELS_ERROR)}: measured on normal operands, not on this site's own")

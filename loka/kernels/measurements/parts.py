@@ -57,11 +57,17 @@ class Part:
 
 
 class TimeSource(StrEnum):
-    """Source of a time."""
+    """Source of a time, from the surest to the least sure."""
 
     MEASURED = "measured"  # at exactly this part
     INTERPOLATED = "interpolated"  # between measured neighbours of the same kernel and recipe
-    ESTIMATED = "estimated"  # outside the measured range: from bytes and FLOPs
+    ESTIMATED = "estimated"  # from another kernel, norm, recipe or form, by bytes and FLOPs
+    EXTRAPOLATED = "extrapolated"  # of the same kernel and recipe, beyond the measured sizes or far from them
+
+
+def less_sure(first: TimeSource, second: TimeSource) -> TimeSource:
+    """The source of a sum: that of its least certain part."""
+    return max(first, second, key=tuple(TimeSource).index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,12 @@ from loka.devices.targets import DEFAULT
 from loka.graph.patterns.norm import BATCH_NORM
 from loka.kernels.fused.norm.norms import NORMS
 from loka.kernels.measurements.part_bounds import bound_us, interaction_us
-from loka.kernels.measurements.parts import INTERACTIONS, Part, PartCosts, PartKind, PartTime, TimeSource
+from loka.kernels.measurements.parts import INTERACTIONS, Part, PartCosts, PartKind, PartTime, TimeSource, less_sure
 from loka.numerics.enums import Format
 from loka.plan.plan import StepTime
 from loka.plan.select.workload import COMPILED, DROPOUT, RENDERED, STATIC_SCALES, STATIC_SCALES_TILES, UNMEASURED
 
 _NORM, _ACTIVATIONS = "layer_norm", ("silu", "hardswish", "relu")  # substitutes for others that move the same bytes
-_DOUBT = {TimeSource.MEASURED: 0, TimeSource.INTERPOLATED: 1, TimeSource.ESTIMATED: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Latency:
 
     def estimate(self, factor: float) -> Latency:
         """The time of something that takes so many times as long."""
-        return Latency(self.us * factor, self.noise * factor, TimeSource.ESTIMATED)
+        return Latency(self.us * factor, self.noise * factor, less_sure(self.source, TimeSource.ESTIMATED))
 
     def ties_with(self, other: Latency) -> bool:
         """True if the two cannot be distinguished: their difference is within the noise of both together."""
@@ -66,11 +65,6 @@ UNMEASURED_NOISE = 0.5
 BY_BYTES = 0.1
 
 NOTHING = Latency(0.0, 0.0, TimeSource.MEASURED)
-
-
-def less_sure(first: TimeSource, second: TimeSource) -> TimeSource:
-    """The source of a sum: that of its least certain part."""
-    return first if _DOUBT[first] >= _DOUBT[second] else second
 
 
 class PerfModel:

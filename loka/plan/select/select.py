@@ -21,12 +21,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from loka.kernels.measurements.parts import less_sure
 from loka.numerics.enums import Compute, Gemm
 from loka.numerics.recipe import with_scalings
 from loka.plan.format import format_kernel, format_us
 from loka.plan.plan import LITTLE, NATIVE, GemmPlan, Rejected, SiteTiming, StepTime, TimedOption
 from loka.plan.select.enumerate import ExecutionOption, Order, SiteOptions
-from loka.plan.select.perf_model import Latency, less_sure
+from loka.plan.select.perf_model import Latency
 from loka.policy.settings import SiteSettings
 
 SAFE = "safe by evidence"  # start of the reason of a GEMM that `auto` runs in FP8

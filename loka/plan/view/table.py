@@ -10,12 +10,12 @@ from loka.numerics.enums import Gemm
 from loka.plan.format import (
     common_pattern,
     format_decision,
-    format_figure,
     format_mere,
     format_reasons,
     format_share,
     format_speedup,
     format_sqnr,
+    format_time,
     grouped,
     pattern_of,
 )
@@ -182,7 +182,7 @@ def _figures(evidence: Sequence[tuple[Gemm, Evidence]]) -> tuple[str, str, str]:
 
 
 def _figure(time: StepTime | None, calls: int) -> str:
-    return NOTHING if time is None else format_figure(time.us * calls)
+    return NOTHING if time is None else format_time(time, calls)
 
 
 def _gain(speedup: float | None) -> str:

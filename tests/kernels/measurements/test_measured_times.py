@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
@@ -105,7 +106,7 @@ def test_the_spread_is_the_largest_of_the_neighbours_and_how_far_looking_up_is_o
 )
 def test_outside_the_time_goes_by_bytes_and_flops(part, nearest):
     found = MEASURED.time(part)
-    assert found.source is TimeSource.ESTIMATED
+    assert found.source is TimeSource.EXTRAPOLATED
     assert found.us == pytest.approx(MEASURED.time(nearest).us * bound_us(part) / bound_us(nearest), rel=1e-5)
 
 
@@ -135,7 +136,7 @@ def test_a_hole_in_the_grid_is_bridged_where_neighbours_are_near():
 
 def test_a_gap_that_is_too_wide_is_not_bridged():
     far = [measurement(gemm(rows, 256, 256)) for rows in (64, 8192)]
-    assert Measurements.of(far, HOPPER).time(gemm(1024, 256, 256)).source is TimeSource.ESTIMATED
+    assert Measurements.of(far, HOPPER).time(gemm(1024, 256, 256)).source is TimeSource.EXTRAPOLATED
 
 
 def test_a_size_measured_alone_spoils_no_other():
@@ -171,8 +172,34 @@ def test_the_grain_of_memory_is_16_bytes(part, aligned):
     assert is_aligned(part) == aligned
 
 
-def test_where_only_aligned_sizes_were_measured_others_are_estimated():
-    assert MEASURED.time(gemm(256, 256, 479)).source is TimeSource.ESTIMATED
+def test_where_only_aligned_sizes_were_measured_others_are_extrapolated():
+    assert MEASURED.time(gemm(256, 256, 479)).source is TimeSource.EXTRAPOLATED
+
+
+def test_beyond_the_unaligned_sizes_an_aligned_time_is_taken_as_often_as_the_nearest_one_takes_it():
+    """Those of 479 are slow, and say little of 13."""
+    unaligned = [measurement(gemm(rows, 256, 13), us=2 * made_up_us(gemm(rows, 256, 64))) for rows in (256, 4096)]
+    unaligned += [measurement(gemm(rows, 1024, 479), us=500.0) for rows in (256, 4096)]
+    found = measured(*unaligned).time(gemm(256, 1024, 6))
+    assert found.source is TimeSource.EXTRAPOLATED
+    assert found.us == pytest.approx(2 * MEASURED.time(gemm(256, 1024, 6)).us, rel=0.1)
+
+
+@pytest.mark.parametrize("target", ["h100", "h200"])
+@pytest.mark.parametrize("m", [8192, 16384, 65536])
+def test_a_gate_takes_no_longer_than_an_expert_over_the_same_features(target, m):
+    """1344 -> 6 and 1344 -> 1024: fprop, dgrad and wgrad in BF16, by what ships."""
+    shipped = Measurements.shipped(target)
+
+    def times(n):
+        parts = (gemm(*sizes, "as-is", "") for sizes in ((m, n, 1344), (m, 1344, n), (n, 1344, m)))
+        return [shipped.time(each) for each in parts]
+
+    assert {each.source for each in times(6)} == {TimeSource.EXTRAPOLATED}
+    assert all(gate.us < expert.us for gate, expert in zip(times(6), times(1024), strict=True))
+    narrow = [[each.us for each in times(n)] for n in (8, 16, 32, 64, 128)]
+    for less, more in itertools.pairwise(narrow):
+        assert all(one <= other for one, other in zip(less, more, strict=True))
 
 
 def test_a_wrong_kernel_has_no_time_there_and_next_to_it():

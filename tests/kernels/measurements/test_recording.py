@@ -199,7 +199,7 @@ def test_the_machine_that_was_measured_last_counts_alone_and_the_other_is_named(
     found = Measurements.open(path, "h100")
     assert found.machine == LATER
     assert found.time(gemm(64, 64, 64)).us == 7.0
-    assert found.time(gemm(64, 64, 128)).source is TimeSource.ESTIMATED, "not the other machine's"
+    assert found.time(gemm(64, 64, 128)).source is TimeSource.EXTRAPOLATED, "not the other machine's"
     (line,) = found.others
     assert line.startswith("2 measurements on NVIDIA H100 80GB HBM3, driver 575.57.08, CUDA 13.0, ")
     assert line.endswith("the last on 2026-01-05: not used")
