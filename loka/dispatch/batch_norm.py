@@ -62,12 +62,19 @@ def sum_gradients(fused: Any, sums: Launch, own: Values, gradients: Values, trai
     own["norm_mean_dn_n"] = scale * rstd * rstd * dscale / m if training else torch.zeros_like(scale)
 
 
-def update(modules: Sequence[nn.BatchNorm1d], statistics: Sequence[Tensor], rows: int) -> None:
-    """Move the running statistics of the modules in training towards those of a batch of `rows`, as torch does.
+def counted(modules: Sequence[nn.BatchNorm1d]) -> list[nn.BatchNorm1d]:
+    """The modules in training, which have counted a batch: as torch does, before it can be refused."""
+    in_training = [module for module in modules if module.training]
+    for module in in_training:
+        cast(Tensor, module.num_batches_tracked).add_(1)
+    return in_training
+
+
+def update(in_training: Sequence[nn.BatchNorm1d], statistics: Sequence[Tensor], rows: int) -> None:
+    """Move the running statistics of modules in training towards those of a batch of `rows`, as torch does.
 
     `statistics`: the mean and the biased variance (N,) of each, one after the other.
     """
-    in_training = [module for module in modules if module.training]
     with torch.no_grad():
         for place, module in enumerate(in_training):
             mean, var = statistics[2 * place], statistics[2 * place + 1] * (rows / (rows - 1))
@@ -75,4 +82,3 @@ def update(modules: Sequence[nn.BatchNorm1d], statistics: Sequence[Tensor], rows
             for held, new in ((module.running_mean, mean), (module.running_var, var)):
                 running = cast(Tensor, held)
                 running.mul_(1.0 - momentum).add_((momentum * new).to(running.dtype))
-            cast(Tensor, module.num_batches_tracked).add_(1)

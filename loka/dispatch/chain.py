@@ -69,6 +69,7 @@ def run(
     if is_empty(x):
         return without_rows(chain.k, chain.n, dtype, matrices, tensors)
     rows = [matrix if matrix.dim() == 2 else matrix.reshape(-1, matrix.shape[-1]) for matrix in matrices]
+    in_training = batch_norm.counted(norms)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*rows, *tensors)):
         made = ChainFunction.apply(chain, fused, dtype, modes, *rows, *tensors, *counter_ids)  # type: ignore[no-untyped-call]
         outputs: tuple[Tensor, ...] = made if isinstance(made, tuple) else (made,)
@@ -76,7 +77,7 @@ def run(
         values = _by_name(chain.frozen_names if frozen else chain.names, (*rows, *tensors))
         outputs = _forward(chain, fused, dtype, modes, values, counter_ids, inference=True)
     y, *statistics = outputs
-    batch_norm.update(norms, statistics, rows[0].shape[0])
+    batch_norm.update(in_training, statistics, rows[0].shape[0])
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], chain.n)
 
 
