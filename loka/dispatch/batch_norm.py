@@ -23,14 +23,9 @@ from loka.kernels.chain_values import Launch
 
 
 def normalise(own: Values, training: bool, eps: float) -> tuple[Tensor, ...]:
-    """Put into a stage what its kernels read, from y (M, N). In training returns the mean and the biased variance (N,).
-
-    Raises InputError for a single row in training, which has no variance.
-    """
+    """Put into a stage what its kernels read, from y (M, N). In training returns the mean and the biased variance (N,)."""
     y = own["y"]
     if training:
-        if y.shape[0] == 1:
-            raise InputError("a BatchNorm in training needs more than one row: its statistics are those of the batch")
         var, mean = torch.var_mean(y.float(), dim=0, correction=0)
     else:
         var, mean = own["running_var"].float(), own["running_mean"].float()
@@ -62,11 +57,16 @@ def sum_gradients(fused: Any, sums: Launch, own: Values, gradients: Values, trai
     own["norm_mean_dn_n"] = scale * rstd * rstd * dscale / m if training else torch.zeros_like(scale)
 
 
-def counted(modules: Sequence[nn.BatchNorm1d]) -> list[nn.BatchNorm1d]:
-    """The modules in training, which have counted a batch: as torch does, before it can be refused."""
+def counted(modules: Sequence[nn.BatchNorm1d], rows: int) -> list[nn.BatchNorm1d]:
+    """The modules in training, each of which has counted a batch of `rows`.
+
+    Raises InputError for a single row, which has no variance, once the first has counted it, as torch does.
+    """
     in_training = [module for module in modules if module.training]
     for module in in_training:
         cast(Tensor, module.num_batches_tracked).add_(1)
+        if rows == 1:
+            raise InputError("a BatchNorm in training needs more than one row: its statistics are those of the batch")
     return in_training
 
 

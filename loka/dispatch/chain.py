@@ -69,7 +69,7 @@ def run(
     if is_empty(x):
         return without_rows(chain.k, chain.n, dtype, matrices, tensors)
     rows = [matrix if matrix.dim() == 2 else matrix.reshape(-1, matrix.shape[-1]) for matrix in matrices]
-    in_training = batch_norm.counted(norms)
+    in_training = batch_norm.counted(norms, rows[0].shape[0])
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*rows, *tensors)):
         made = ChainFunction.apply(chain, fused, dtype, modes, *rows, *tensors, *counter_ids)  # type: ignore[no-untyped-call]
         outputs: tuple[Tensor, ...] = made if isinstance(made, tuple) else (made,)
