@@ -23,7 +23,7 @@ from loka.kernels.chain_values import Launch
 
 
 def normalise(own: Values, training: bool, eps: float) -> tuple[Tensor, ...]:
-    """Put into a stage what its kernels read, from y (M, N). In training returns the mean and the biased variance (N,)."""
+    """Put into a stage what its kernels read, from y (M, N); in training returns its mean and biased variance (N,)."""
     y = own["y"]
     if training:
         var, mean = torch.var_mean(y.float(), dim=0, correction=0)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.errors import InputError
+from loka.graph.source import has_hooks, has_running
 
 Module = nn.BatchNorm1d | nn.Dropout
 Mode = tuple[bool, float]  # whether the module is in training; the eps of a BatchNorm, the p of a dropout
@@ -21,11 +22,10 @@ def mode_of(module: nn.Module) -> Mode:
 
     Raises InputError where it is no longer what the package was generated for: a plain nn.BatchNorm1d or nn.Dropout.
     """
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    if not any(hooks):
+    if not has_hooks(module):
         if type(module) is nn.Dropout:
             return module.training, module.p
-        if type(module) is nn.BatchNorm1d and module.running_mean is not None and module.momentum is not None:
+        if type(module) is nn.BatchNorm1d and has_running(module):
             return module.training, module.eps
     raise InputError(
         "a generated forward computes an nn.Dropout, or an nn.BatchNorm1d with running statistics, without hooks, and "

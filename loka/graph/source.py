@@ -16,6 +16,11 @@ from torch import nn
 _SIMPLE = (int, str, bool, float, complex, type(None), torch.dtype, torch.device)
 
 
+def has_running(module: nn.BatchNorm1d) -> bool:
+    """True for a BatchNorm whose running statistics each batch moves by a momentum."""
+    return module.track_running_stats and module.running_mean is not None and module.momentum is not None
+
+
 def has_hooks(module: nn.Module) -> bool:
     """True if calling the module runs hooks besides its forward."""
     kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)

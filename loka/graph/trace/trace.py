@@ -38,7 +38,7 @@ from loka.graph.patterns.fm_interaction import find_fm_interactions
 from loka.graph.patterns.near_interactions import find_near_misses
 from loka.graph.patterns.norm import BATCH_NORM
 from loka.graph.sites.weights import SiteWeight, find_weight
-from loka.graph.source import has_hooks, qualified
+from loka.graph.source import has_hooks, has_running, qualified
 from loka.graph.trace.casts import CASTS, telling_casts, with_wide_results
 from loka.graph.trace.examples import Examples, missing_storage, quiet
 from loka.graph.trace.observed_shapes import observed_shapes, with_even_statements
@@ -228,13 +228,7 @@ def with_called(forward: ForwardIR, module: nn.Module, shapes: Mapping[str, Shap
         expression = attribute(module, name) if name and not has_hooks(child) else ""
         if expression and type(child) is nn.Dropout and 0.0 < child.p < 1.0:
             found[expression] = Dropout(Ref(RefKind.ATTRIBUTE, expression), child.p)
-        elif (
-            expression
-            and type(child) is nn.BatchNorm1d
-            and child.running_mean is not None
-            and child.momentum is not None
-            and called[expression] == 1
-        ):
+        elif expression and type(child) is nn.BatchNorm1d and called[expression] == 1 and has_running(child):
             vectors = (Ref(RefKind.ATTRIBUTE, f"{expression}.{vector}") for vector in ("weight", "bias"))
             weight, bias = vectors if child.affine else (None, None)
             found[expression] = BatchNorm(Ref(RefKind.ATTRIBUTE, expression), child.num_features, weight, bias)

@@ -128,11 +128,15 @@ def _without_running(body: nn.Sequential) -> None:
     body[1].running_mean = body[1].running_var = None
 
 
+def _untracked(body: nn.Sequential) -> None:
+    body[1].track_running_stats = False
+
+
 def _hooked_dropout(body: nn.Sequential) -> None:
     body[3].register_forward_hook(lambda module, args, result: None)
 
 
-@pytest.mark.parametrize("change", [_synchronized, _hooked, _without_running, _hooked_dropout])
+@pytest.mark.parametrize("change", [_synchronized, _hooked, _without_running, _untracked, _hooked_dropout])
 def test_a_norm_that_changed_since_is_refused(planned: PlanPackage, change) -> None:
     body = sequential()
     package = planned(chains.chain_plan(body, chains.AS_IS, batch))
