@@ -15,13 +15,14 @@ from loka.kernels.measurements.lookup import Measurements
 from loka.model.build_model import BuiltModel, build_module, light, light_copy
 from loka.model.callables import current_directory_importable
 from loka.mods.adaptation import mod_fingerprints
+from loka.mods.auto_mods import with_auto_mods
 from loka.mods.modded_model import model_without_mods
 from loka.mods.policy_loader import policy_argument
 from loka.plan.evidence import ProfiledSites, open_measurements, open_profile
 from loka.plan.examine import Examined, assumed_safe, examine, placed, tracer_of
 from loka.plan.plan import Plan
 from loka.plan.plan_of import decided, kernels_for, plan_of
-from loka.plan.prospect import Prospect, prospect_of, with_gains
+from loka.plan.prospect import Prospect, prospect_of, with_exact_gains, with_gains
 from loka.plan.serialize import read_plan_file
 from loka.plan.tuning.choices import AS_IT_STANDS, Choice
 from loka.plan.tuning.record import TunedFile, confirmed_plan, tuned_inputs
@@ -114,6 +115,12 @@ def planned(
             made = with_gains(made, examined.policy, without)
         prospects = prospects and made.tuned is None  # a measured step knows better
         prospect = prospect_of(at, made, examined.settings) if prospects else None
+        if prospect is not None:
+            more = None
+            if not loaded.auto_mods:
+                policy_with = with_auto_mods(replace(examined.policy, auto_mods=True))
+                more = plan_of(replace(examined, policy=policy_with), known, measurements, kernels, tracer)
+            prospect = with_exact_gains(prospect, made, more)
         return Planned(made, known, measurements, examined.notes, prospect, ignored)
 
 

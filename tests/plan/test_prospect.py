@@ -30,6 +30,23 @@ def narrow() -> nn.Module:
     return nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8))
 
 
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(128, 64) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([torch.relu(expert(x)) for expert in self.experts]).sum(0)
+
+
+def experts() -> nn.Module:
+    return Experts()
+
+
+def experts_inputs(batch_size: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch_size, 128),)
+
+
 def inputs(batch_size: int) -> tuple[Tensor, ...]:
     return (torch.randn(batch_size, 2048),)
 
@@ -94,6 +111,21 @@ def test_layers_that_are_too_small_hear_so(planned_for: PlannedFor) -> None:
     assert found.describe(256) == (
         f"FP8 would hardly gain at batch sizes up to 8192, {ASSUMED}: the GEMMs are too small"
     )
+
+
+def test_the_closing_words_name_what_exact_mods_gain(planned_for: PlannedFor) -> None:
+    made = planned_for(256, model="experts", inputs="experts_inputs")
+    left = planned_for(256, model="experts", inputs="experts_inputs", more="mods: {auto: false}\n")
+    assert [len(each.plan.mods) for each in (made, left)] == [1, 0]
+    alone, merged = total_time(left.plan), total_time(made.plan)
+    assert alone is not None
+    assert merged is not None
+    gains = (
+        f"{merged.us:.1f} us instead of {alone.us:.1f} us, {alone.us / merged.us:.2f}x; FP8 would hardly gain more at "
+    )
+    for found, words in ((made, "gains, as planned"), (left, "would gain if mods named it")):
+        assert found.prospect is not None
+        assert found.prospect.describe(256).startswith(f"what merge_siblings {words}: {gains}")
 
 
 def test_a_plan_with_fp8_comes_with_what_fusing_alone_takes(planned_for: PlannedFor) -> None:
