@@ -164,7 +164,7 @@ ple_inputs = mmoe_inputs
 
 
 def rankmixer() -> RankMixer:
-    """16 tokens of 768, 2 layers, hidden width 2304; for batches of 4096."""
+    """16 tokens of 768, 2 layers, hidden width 2304; for batches of 16384."""
     return RankMixer(RANKMIXER_SIZES)
 
 
