@@ -127,7 +127,7 @@ def test_rows_too_wide_for_a_kernel_run_as_without_a_chain() -> None:
         ),
         (("add", "mul", "linear"), ("mul", "add", "linear"), Surroundings("", "", False, False, False)),
         (("add", "layer_norm", "cat"), ("sigmoid",), Surroundings("layer_norm", "sigmoid")),
-        (("dropout", "layer_norm"), ("softmax",), Surroundings(takes_before=False)),
+        (("dropout", "layer_norm"), ("softmax",), Surroundings("layer_norm dropout", takes_before=False)),
         ((), (), Surroundings(takes_before=False)),
     ],
 )
