@@ -93,6 +93,10 @@ EMBEDDINGS = {
 
 TORCH = {
     "BatchNorm": Lines("$y = $a($bn($x))"),
+    "BatchNorm of a linear": Lines("$y = $x + $b($drop(F.relu($bn($a($x)))))"),
+    "BatchNorm of two": Lines("$y = $b(F.silu(self.o$k($a($x))))\n$y = $x + self.q$k(torch.tanh($bn($y)))",
+                              "self.o$k = nn.BatchNorm1d(16, eps=1e-3, affine=False)\nself.q$k = nn.Linear(16, 16)"),
+    "dropout of an activation": Lines("$y = $b($drop(F.gelu($a($x))))"),
     "GRU": Lines("$y = $x + $a(self.r$k($x.view(-1, 4, 4))[0][:, -1])",
                  "self.r$k = nn.GRU(4, 16, batch_first=True)"),
     "self-attention": Lines("t$k = self.t$k($x).view(-1, 4, 8)\n$y = $a(self.m$k(t$k, t$k, t$k)[0].flatten(1)[:, :16])",
