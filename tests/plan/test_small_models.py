@@ -293,19 +293,13 @@ def test_regions_around_a_refused_child_are_fused_and_those_inside_it(plan_for):
     assert site(plan, "layer.tower.0").region == ("linear", "layer_norm")
 
 
-def test_a_batch_norm_is_part_of_a_region_that_a_dropout_ends(plan_for):
+def test_batch_norms_and_dropouts_are_part_of_regions(plan_for):
     plan = plan_for("BatchNormTower")
-    first, second = (explain(plan, f"linears.{number}") for number in range(2))
-    assert first.found.region == second.found.region == ("linear", "batch_norm", "relu")
-    (after,) = first.region_ends
-    assert (
-        after
-        == "dropout 'dropout' after it: in training it draws random numbers, in the order of the model's own calls"
-    )
-    assert [text.partition(":")[0] for text in second.region_ends] == [
-        "dropout 'dropout' after it",
-        "dropout 'dropout' before it",
-    ]
+    for number in range(2):
+        explained = explain(plan, f"linears.{number}")
+        assert explained.found.region == ("linear", "batch_norm", "relu", "dropout")
+        assert explained.region_ends == ()
+    (binding,) = plan.bindings  # one chain
 
 
 @pytest.mark.parametrize("odd", ["without_running", "of_its_own", "with_a_hook", "called_twice"])
@@ -318,12 +312,13 @@ def test_a_batch_norm_that_no_kernel_takes_ends_a_region_and_explain_says_why(pl
     )
 
 
-def test_a_dropout_ends_a_region_behind_what_it_takes_along(plan_for):
-    plan = plan_for("dropout_tower")
-    first, head = explain(plan, "0"), explain(plan, "3")
+def test_a_dropout_that_is_no_module_ends_a_region_and_explain_says_why(plan_for):
+    plan = plan_for("FunctionalDropout")
+    first, head = explain(plan, "up"), explain(plan, "down")
     assert first.found.region == ("linear", "relu")
-    assert [text.partition(":")[0] for text in first.region_ends] == ["dropout '2' after it"]
-    assert [text.partition(":")[0] for text in head.region_ends] == ["dropout '2' before it"]
+    name = "a dropout in the model's own forward"
+    assert [text.partition(":")[0] for text in first.region_ends] == [f"{name} after it"]
+    assert head.region_ends == ()  # it is after the other linear
 
 
 def test_identities_and_dropouts_of_zero_are_no_part_of_a_forward(plan_for):

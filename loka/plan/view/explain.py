@@ -26,7 +26,7 @@ _BATCH_NORM = (
     "kernels take an nn.BatchNorm1d right after a linear, over rows alone, called once, with running statistics and a "
     "momentum, and without hooks"
 )
-_DROPOUT = "in training it draws random numbers, in the order of the model's own calls"
+_DROPOUT = "kernels take an nn.Dropout of a matrix, right after a norm or an activation, without hooks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,8 +315,8 @@ def _tried(
 def _region_ends(found: SitePlan) -> tuple[str, ...]:
     """The BatchNorm or dropout before and after a site's region, each with its module and the reason.
 
-    Empty where something else ends the region. A BatchNorm after another linear is of that one's region, and one after
-    this linear ends a region only where tracing found that no kernel takes it.
+    Empty where something else ends the region. What is after another linear is of that one's region, and a BatchNorm
+    after this linear ends a region only where tracing found that no kernel takes it.
     """
     site = found.site
     before, after = site.boundaries or ((), ())
@@ -327,7 +327,7 @@ def _region_ends(found: SitePlan) -> tuple[str, ...]:
             ends += [_end(op, module, "after")] if traced or op != BATCH_NORM else []
             break
     for (place, op), module in zip(_boundaries(site.fed_by), before, strict=True):
-        if op == BATCH_NORM and set(site.fed_by[place + 1 : place + 2]) & GEMMS:
+        if not GEMMS.isdisjoint(site.fed_by[place + 1 :]):
             break
         between = " and ".join(name for name in site.fed_by[:place] if name not in found.region)
         rest = f"; {between} between them is no GEMM's, so that no kernel has it" if between else ""

@@ -117,9 +117,16 @@ def idle_tower() -> nn.Module:
     )  # fmt: skip
 
 
-def dropout_tower() -> nn.Module:
-    """The same with a Dropout in training."""
-    return nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1))
+class FunctionalDropout(nn.Module):
+    """A dropout by torch's function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 16), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(F.dropout(F.relu(self.up(x)), 0.1, self.training))
+        return out
 
 
 class NoInteraction(nn.Module):
