@@ -137,13 +137,14 @@ def test_every_norm_has_a_title_and_a_reference_with_its_gradient(norm: str) -> 
     grad = (2 * forward.y).detach()
     made = norm_reference.norm_backward(grad, x=x.detach(), norm=norm, eps=1e-5, block=16, **saved)
     torch.testing.assert_close(made.x, expected, rtol=1e-4, atol=1e-5)
-    spec = NormForward(64, norm, False, False, 1e-5, None, add=False, quantize=False, save=False, block=16)
+    given = NORMS[norm].over_columns  # its vectors
+    spec = NormForward(64, norm, given, False, 1e-5, None, add=given, quantize=False, save=False, block=16)
     assert NORMS[norm].title in norm_title(spec)
 
 
 def test_every_norm_is_in_each_table_of_the_checklist() -> None:
-    """A block_norm is an rms_norm between changes of view: `loka.graph.patterns.norm` puts it together."""
-    assert set(NORMS) - set(TORCH_NORMS) == {"block_norm"}
+    """A block_norm is an rms_norm between changes of view, which are put together; a batch_norm is a module."""
+    assert set(NORMS) - set(TORCH_NORMS) == {"block_norm", "batch_norm"}
     assert [norm for norm in TORCH_NORMS if not hasattr(F, norm)] == []
     with pytest.raises(LokaError, match=r"Toy goes over whole rows and saves no rstd; name it in `saved`"):
         replace(NORMS["rms_norm"], title="Toy", saved=("mean",))

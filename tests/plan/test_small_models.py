@@ -299,7 +299,7 @@ def test_batch_norms_and_dropouts_are_part_of_regions(plan_for):
         explained = explain(plan, f"linears.{number}")
         assert explained.found.region == ("linear", "batch_norm", "relu", "dropout")
         assert explained.region_ends == ()
-    (binding,) = plan.bindings  # one chain
+    assert len(plan.bindings) == 1  # one chain
 
 
 @pytest.mark.parametrize("odd", ["without_running", "of_its_own", "with_a_hook", "called_twice"])
