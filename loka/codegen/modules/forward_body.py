@@ -234,8 +234,11 @@ class ForwardBody:
         return position in self._index and site_recipe(self._plans[self._index[position]]).fp8
 
     def _outlined(self, region: Region) -> bool:
-        """True if a region becomes a function: its GEMM runs in FP8 and it has other operations too."""
-        calls = [n for n in range(region.first, region.last + 1) if self._forward.statements[n].call is not None]
+        """True if a region becomes a function: its GEMM runs in FP8, and it has other operations, none of a module."""
+        statements = self._forward.statements[region.first : region.last + 1]
+        if any(statement.called is not None for statement in statements):
+            return False
+        calls = [place for place, statement in enumerate(statements, region.first) if statement.call is not None]
         if len(calls) != 1 or region.last >= len(self._forward.statements):
             raise LokaError(
                 f"the region of {region.site!r} holds {len(calls)} GEMMs. Please report this fault in LoKA."

@@ -15,6 +15,7 @@ from torch import nn
 from loka.graph.canonical.splicing import canonical_only, spliced
 from loka.graph.ir import PART, REASSOCIATED, ForwardIR, NearKind, Refused, Region
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
+from loka.graph.patterns.norm import BATCH_NORM
 from loka.graph.patterns.owners import RegionScope, wants_owner
 from loka.graph.patterns.region import find_regions
 from loka.graph.sites.site import Site
@@ -41,6 +42,7 @@ SEVERAL = "it stands for several calls of one Parameter, which cannot be told ap
 OF_SEVERAL = "one call multiplies it and several tensors, which only a mixing layer takes apart: write two products"
 FLOAT64 = "its Parameters are float64, and fused kernels compute in float32"
 
+_MODULES = frozenset({BATCH_NORM, DROPOUT})
 _STATIC_OPERANDS = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
 
 
@@ -233,11 +235,14 @@ def _written(forward: ForwardIR, kept: frozenset[int], trace: Trace) -> ForwardI
 
 
 def _taken_of(region: Region, chains: Sequence[LinearChain]) -> tuple[str, ...]:
-    """The operations of a region that the chain of its site takes, and a norm before it; all where it has no chain."""
+    """The operations of a region that the chain of its site takes, and a norm before it.
+
+    All where it has no chain; none there with modules in it, which chains alone compute.
+    """
     found = ((chain, stage) for chain in chains for stage in chain.stages if stage.site == region.site)
     chain, stage = next(found, (None, None))
     if chain is None or stage is None:
-        return region.ops
+        return region.ops if _MODULES.isdisjoint(region.ops) else ()
     places = range(region.first, region.last + 1)
     ops = [op for place, op in zip(places, region.ops, strict=True) if chain.first <= place <= chain.last]
     before = [stage.before.kind] if stage.before is not None and region.first == stage.linear else []

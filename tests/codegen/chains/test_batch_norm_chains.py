@@ -74,6 +74,20 @@ def test_it_is_the_model_itself(planned: PlanPackage, name: str, recipe: str, mo
     assert "dropout=" in chains.kernels_text(package)
 
 
+def test_beside_gemms_that_are_no_chain_they_stay_calls(planned: PlanPackage) -> None:
+    torch.manual_seed(0)
+    body = seeded(sequential())
+    apart = dict.fromkeys(("fprop", "dgrad", "wgrad"), (chains.ROWS, chains.ROWS))
+    package = planned(chains.chain_plan(body, apart, batch))
+    plain, x, dy = chains.Holder(body), batch(64), torch.randn(64, 32)
+    bound = copy.deepcopy(plain)
+    with package.apply(bound) as patch:
+        found, expected = steps(bound, x, dy), steps(plain, x, dy)
+        patch.verify()
+    assert chains.error(found["y"], expected["y"]) < 0.2
+    assert found["body.1.num_batches_tracked"] == expected["body.1.num_batches_tracked"]
+
+
 def test_without_gradients_training_moves_the_running_statistics_and_evaluation_reads_them(planned) -> None:
     body = seeded(sequential())
     package = planned(chains.chain_plan(body, chains.AS_IS, batch))
