@@ -27,6 +27,7 @@ from loka.graph.trace.printer import attribute
 from loka.graph.trace.reading import other_situation
 
 _ROWS = (2, 7, 300)  # samples, beside the examples' own
+_MOST_ELEMENTS = 2**21  # of the arguments at the largest number of samples: sequences take gigabytes and minutes else
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class _Others:
         self._theirs.eval()
 
     def conditions(self) -> tuple[str, ...]:
-        for rows in _ROWS:
+        for rows in self._rows():
             found = self._difference(self._of_rows(rows))
             if found is not None:
                 raise CannotTraceError(f"depends on the number of rows: at batch {rows}, traced, it {found}")
@@ -88,6 +89,12 @@ class _Others:
             reason = other_situation(self._module, self._inlined, self._calls)
             raise CannotTraceError(reason or "computes something else on bfloat16 arguments")
         return (*self._of_one_row(), *self._of_ranks(), *self._of_modes())
+
+    def _rows(self) -> list[int]:
+        """Numbers of samples; the largest is no more than its arguments may have elements, and more than the others."""
+        *few, many = _ROWS
+        sample = max(1, sum(tensor.numel() for tensor in self._all_tensors()) // max(1, self._calls[0].batch))
+        return [*few, min(many, max(few[-1] + 1, _MOST_ELEMENTS // sample))]
 
     def _of_one_row(self) -> Iterator[str]:
         """Where a forward does something else with one row: one that squeezes, and asks for the rank of the result."""

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from loka.errors import InputError
-from loka.graph.equivalence import with_forward
+from loka.graph.equivalence import outputs_differ, with_forward
 from loka.graph.fingerprint import changed_forward
 from loka.graph.ir import ForwardIR, Refused
+from loka.graph.trace import other_calls
 from loka.graph.trace.examples import ExampleCall, Examples
 from loka.graph.trace.trace import trace_forward
 from tests.support.models import planned_models as models
@@ -476,3 +477,17 @@ def test_arguments_in_a_dataclass_are_tried_at_other_numbers_of_rows() -> None:
     answer = trace(OfManyRows(), *calls)
     assert isinstance(answer, Refused), answer
     assert "depends on the number of rows" in answer.reason
+
+
+@pytest.mark.parametrize(("length", "most"), [(3, 300), (2048, 128), (2**16, 8)])
+def test_long_sequences_are_compared_on_fewer_samples(monkeypatch: pytest.MonkeyPatch, length: int, most: int) -> None:
+    compared: list[int] = []
+
+    def noted(ours: nn.Module, theirs: nn.Module, call: ExampleCall, *options: Any) -> str | None:
+        compared.append(len(call.args[0]))
+        return outputs_differ(ours, theirs, call, *options)
+
+    monkeypatch.setattr(other_calls, "outputs_differ", noted)
+    calls = [((torch.randn(batch, length, WIDTH),), {}) for batch in (4, 7)]
+    assert isinstance(trace(OfAChild(), *calls), ForwardIR)
+    assert compared[:3] == [2, 7, most]
