@@ -237,7 +237,7 @@ class Workplace:
                 for place, case in enumerate([*before, *after][: max(suspects) + 1]):
                     if place == len(before) and not early:
                         module.change(model)
-                    outcome = run(model, module, case, nudge)
+                    outcome = run(model, module, case, replace(nudge, dtype=torch.bfloat16) if case.autocast else nudge)
                     if place in suspects:
                         known = offs[place]
                         for key, off in deviations(suspects[place], outcome).items():
