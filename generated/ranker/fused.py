@@ -18,9 +18,9 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "f90036f185410913a0c410c0c79676d08c775e20054ad621756d8916428c7316"
+STAMP = "733baac823c1d513add439b289e7e027333a1613cecbb4dd0e5213049589097f"
 
-kernel = operators.of_package(__package__, "6f4a31b2")
+kernel = operators.of_package(__package__, "04ce3fe6")
 
 # Gradient of addition -> e4m3 with one power-of-two scale a row.
 # grad -> values, scale, scale_max, dadd

@@ -27,7 +27,7 @@ from loka.kernels.chain_values import Chain, Launch, ScaledGemm, Stage, StageGem
 
 from . import fused
 
-STAMP = "f90036f185410913a0c410c0c79676d08c775e20054ad621756d8916428c7316"
+STAMP = "733baac823c1d513add439b289e7e027333a1613cecbb4dd0e5213049589097f"
 
 
 def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:

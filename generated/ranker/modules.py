@@ -18,7 +18,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "f90036f185410913a0c410c0c79676d08c775e20054ad621756d8916428c7316"
+STAMP = "733baac823c1d513add439b289e7e027333a1613cecbb4dd0e5213049589097f"
 
 
 class EmbedDense(dispatch.Bound):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "f90036f185410913a0c410c0c79676d08c775e20054ad621756d8916428c7316"
+STAMP = "733baac823c1d513add439b289e7e027333a1613cecbb4dd0e5213049589097f"
 
 
 @triton.jit
@@ -580,7 +580,7 @@ def norm_backward(
         dx = dz
         if weight_ptr is not None:
             dx = dx * weight
-        if NORM is not None and NORM != "batch_norm":
+        if NORM is not None:
             mean_dn, mean_dn_n = tl.sum(dx, -1) / WIDTH, tl.sum(dx * n, -1) / WIDTH
             dx = norm_gradient(dx, n, rstd, mean_dn, mean_dn_n, WIDTH, ROWS, NORM, EPS, BLOCK)
         if mean_ptr is not None and SCALING is not None:
@@ -593,7 +593,7 @@ def norm_backward(
             dx = dx * load(times_ptr + offsets, mask)
         if dadd_ptr is not None:
             dadd += dx
-        if out_ptr is not None:
+        if SCALING is not None or out_ptr is not None:
             largest, overflow = store_output(
                 dx, out_ptr, scale_ptr, offsets, row, valid, mask, factor, largest, overflow,
                 SCALING, LIMIT, POWER_OF_TWO, WIDTH, ROWS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -18,7 +19,13 @@ def fields_of(spec: Any) -> dict[str, Hashable]:
 def pairwise(cases: Iterable[T], parameters: Callable[[T], Mapping[str, Hashable]] = fields_of) -> list[T]:
     """Cases, in their order, that together have every pair of values of two parameters that any of `cases` has."""
     left = dict.fromkeys(cases)
-    pairs = {case: set(itertools.combinations(sorted(parameters(case).items(), key=_name), 2)) for case in left}
+    known = {case: sorted(parameters(case).items(), key=_name) for case in left}
+    # A parameter with one value is in every pair's case, and only changes which of several equal choices is made.
+    values = {item for items in known.values() for item in items}
+    counts = Counter(name for name, _ in values)
+    varied = {name for name, count in counts.items() if count > 1}
+    names = varied if len(varied) > 1 else set(counts)
+    pairs = {case: set(itertools.combinations([it for it in known[case] if it[0] in names], 2)) for case in left}
     wanted = set[Any]().union(*pairs.values())
     chosen: set[T] = set()
     while wanted:

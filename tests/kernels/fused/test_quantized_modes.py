@@ -16,7 +16,13 @@ from tests.support.kernels.drawn_inputs import KINDS, check_mode, drawn_inputs, 
 from tests.support.kernels.quantized_cases import modes, plain, specs, table
 from tests.support.kernels.rendered_cases import arguments_of, random_inputs, write_package
 
-REFUSALS = ("does not quantize", "copy its input", "neither weight nor bias", "saves no statistics")
+REFUSALS = (
+    "does not quantize",
+    "copy its input",
+    "neither weight nor bias",
+    "saves no statistics",
+    "has add and weight",
+)
 WIDTHS = (13, 479, 512)
 SCALINGS = {"rowwise": Scaling.ROWWISE, "blockwise": Scaling.BLOCKWISE_1X128, "tensorwise": Scaling.TENSORWISE}
 

@@ -39,7 +39,7 @@ def all_norm_specs(width: int) -> list[NormForward | NormBackward]:
         for weight, bias, add, quantize in itertools.product((False, True), repeat=4):
             if norm is None and (weight or bias or activation is None):
                 continue
-            if norm == "block_norm" and (weight or bias):
+            if (norm == "block_norm" and (weight or bias)) or (norm == "batch_norm" and not (weight and add)):
                 continue
             specs.append(NormBackward(width, norm, weight, bias, 1e-5, activation, add, quantize))
             for save, eps in itertools.product((False, True), (1e-5, 0.0)):
