@@ -50,11 +50,10 @@ def sum_gradients(fused: Any, sums: Launch, own: Values, gradients: Values, trai
         gradients["norm_weight"] = (dscale * rstd).to(own["norm_weight"].dtype)
     if "norm_bias" in own:
         gradients["norm_bias"] = dbias.to(own["norm_bias"].dtype)
-    of_bias = torch.zeros_like(scale) if training else scale * dbias
     if "bias" in own:
-        gradients["bias"] = of_bias.to(own["bias"].dtype)
+        gradients["bias"] = torch.zeros_like(own["bias"]) if training else (scale * dbias).to(own["bias"].dtype)
     own["norm_mean_dn"] = scale * dbias / m if training else torch.zeros_like(scale)
-    own["norm_mean_dn_n"] = scale * rstd * rstd * dscale / m if training else torch.zeros_like(scale)
+    own["norm_mean_dn_n"] = scale * rstd * rstd * dscale / m if training else own["norm_mean_dn"]
 
 
 def counted(modules: Sequence[nn.BatchNorm1d], rows: int) -> list[nn.BatchNorm1d]:

@@ -280,7 +280,7 @@ def norm_sums(stage: StageShape) -> NormBackward | None:
     if norm is None or not norm.over_columns:
         return None
     what = (stage.n, norm.kind, True, norm.bias, _NO_EPS, stage.activation, True)
-    return NormBackward(*what, sums_alone=True, dropout=stage.dropout)
+    return NormBackward(*what, sums_only=True, dropout=stage.dropout)
 
 
 def _backward_of_sum(stage: StageShape, quantize: bool, carried: bool, carry: bool) -> NormBackward | NormForward:

@@ -111,7 +111,7 @@ def trace_forward(
     except CannotTraceError as error:
         return Refused(owner, str(error), error.inside)
     taken, shapes = canonical
-    return with_findings(with_called(taken, module, shapes), shapes)
+    return with_findings(with_torch_modules(taken, module, shapes), shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ def with_findings(forward: ForwardIR, shapes: Mapping[str, Shape]) -> ForwardIR:
     return replace(found, near=find_near_misses(found, shapes))
 
 
-def with_called(forward: ForwardIR, module: nn.Module, shapes: Mapping[str, Shape]) -> ForwardIR:
+def with_torch_modules(forward: ForwardIR, module: nn.Module, shapes: Mapping[str, Shape]) -> ForwardIR:
     """The forward with a `Dropout` or `BatchNorm` in statements that call one on a matrix.
 
     Others stay calls: subclasses, modules with hooks, and BatchNorms over the channels of several dimensions, called

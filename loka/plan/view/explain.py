@@ -23,10 +23,10 @@ from loka.probe.profile.profile import Estimate, Finding, Interval, NeEstimate, 
 NOT_JUDGED = "not judged: no measurement decides here, nor does min_speedup"
 _LISTED = 8  # names of sites in a message
 _BATCH_NORM = (
-    "kernels take an nn.BatchNorm1d right after a linear, over rows alone, called once, with running statistics and a "
+    "kernels take an nn.BatchNorm1d right after a linear, on a matrix, called once, with running statistics and a "
     "momentum, and without hooks"
 )
-_DROPOUT = "kernels take an nn.Dropout of a matrix, right after a norm or an activation, without hooks"
+_DROPOUT = "kernels take an nn.Dropout on a matrix, right after a norm or an activation, without hooks"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ def specs(width: int) -> list[NormForward | NormBackward]:
             for quantize in (True, False):
                 made.append(NormForward(*what, quantize, dropout=dropout))
                 made.append(NormBackward(*what, quantize, dropout=dropout))
-            made.append(NormBackward(*what, sums_alone=True, dropout=dropout))
+            made.append(NormBackward(*what, sums_only=True, dropout=dropout))
     return made
 
 
@@ -79,7 +79,7 @@ def case_of(
 def check(spec: NormForward | NormBackward, got: dict[str, Tensor], case: Case, noise: float) -> None:
     """Results within `noise` of their column's largest term, and of rounding to what they are written as."""
     exact, given = case.exact, case.arguments
-    if isinstance(spec, NormBackward) and spec.sums_alone:
+    if isinstance(spec, NormBackward) and spec.sums_only:
         for name in SUMS:
             size = exact[name].abs().max()
             assert ((got[name].double().sum(0) - exact[name]).abs() <= noise * size).all(), (spec, name)

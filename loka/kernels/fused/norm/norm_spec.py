@@ -134,7 +134,7 @@ class NormBackward(_NormSpec):
     partial sums (P, width) in float32, which `Reduce` adds up. A block_norm has no statistics: rstd is found again from
     x. Of `how` the same holds as in the forward; `maximum` gives no sums.
 
-    With x + add = n, a batch_norm has two kernels. With `sums_alone` the results are dweight and dbias, of dz * n and
+    With x + add = n, a batch_norm has two kernels. With `sums_only` the results are dweight and dbias, of dz * n and
     of dz, dz being the gradient of n * weight + bias. The other takes what follows from them, the means of columns
     mean_dn and mean_dn_n (width,), and gives dz * weight - mean_dn - n * mean_dn_n, and no sums.
     """
@@ -145,12 +145,12 @@ class NormBackward(_NormSpec):
     residual_grad_out: bool = False  # whether the gradient of that sum is a result: that of a residual
     block: int = BLOCK  # of a block_norm
     how: Quantization = ROWWISE  # where `quantize`, as in the forward; `maximum` gives no sums
-    sums_alone: bool = False  # of a batch_norm: the sums over rows and no gradient
+    sums_only: bool = False  # of a batch_norm: the sums over rows and no gradient
     dropout: float = 0.0  # as in the forward
 
     def __post_init__(self) -> None:
         _check_norm(self)
-        if self.sums_alone and (not self.traits.over_columns or self.quantize):
+        if self.sums_only and (not self.traits.over_columns or self.quantize):
             raise InputError("only of a batch_norm are there kernels for the sums alone, which quantize nothing")
         if not (self.reads_x or self.quantize or self.times or self.residual_grad_in):
             raise InputError("a backward kernel without norm, activation and quantization would copy its input")
@@ -176,7 +176,7 @@ class NormBackward(_NormSpec):
         ends = ["in"] * self.residual_grad_in + ["out"] * self.residual_grad_out
         residual = ["_".join(["residual", *ends])] if ends else []
         eps = _eps(self) if self.traits.eps_in_backward else ""
-        kind = "sums" if self.sums_alone else self.how.name if self.quantize else ""
+        kind = "sums" if self.sums_only else self.how.name if self.quantize else ""
         parts = (*sums, _what(self), _dropout(self), "backward", *residual, kind, _width(self), eps)
         return "_".join(part for part in parts if part)
 
@@ -195,7 +195,7 @@ class NormBackward(_NormSpec):
         """The operator's parameters, all tensors."""
         vectors = _named(x=self.reads_x, add=self.adds, weight=self.weight, bias=self.bias and bool(self.activation))
         carried, factors = _named(residual_grad_in=self.residual_grad_in), _named(times=self.times)
-        means = _MEANS if self.traits.over_columns and not self.sums_alone else ()
+        means = _MEANS if self.traits.over_columns and not self.sums_only else ()
         return ("grad", *carried, *vectors, *factors, *self.traits.saved, *means, *_last(self))
 
     @property
@@ -206,7 +206,7 @@ class NormBackward(_NormSpec):
     @property
     def results(self) -> tuple[str, ...]:
         """The operator's results, in order."""
-        if self.sums_alone:
+        if self.sums_only:
             return ("dweight", "dbias")
         out = self.how.results if self.quantize else ("dx",)
         if self.how.scaling == "maximum":

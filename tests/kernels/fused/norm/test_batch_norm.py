@@ -41,7 +41,7 @@ def test_it_is_torchs_own(package: Package, width: int, evaluation: bool) -> Non
         (lambda: NormForward(8, "batch_norm", weight=True, add=True, residual=True), "the product itself"),
         (lambda: NormForward(8, "batch_norm", weight=True, add=True, activation="gate_sigmoid"), "no gate"),
         (lambda: NormForward(2**15, "batch_norm", weight=True, add=True), "more than the 16384"),
-        (lambda: NormBackward(8, "layer_norm", sums_alone=True), "only of a batch_norm"),
+        (lambda: NormBackward(8, "layer_norm", sums_only=True), "only of a batch_norm"),
     ],
 )
 def test_what_its_kernels_do_not_do_is_refused(spec, reason) -> None:
