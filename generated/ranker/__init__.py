@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "733baac823c1d513add439b289e7e027333a1613cecbb4dd0e5213049589097f"
+STAMP = "fc921f85a931a0255ba4a19dc92e2a699be7e5e119b7f0fdf74862c280261436"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "733baac823c1d513add439b289e7e027333a1613cecbb4dd0e5213049589097f"
+STAMP = "fc921f85a931a0255ba4a19dc92e2a699be7e5e119b7f0fdf74862c280261436"
 
 kernel = operators.of_package(__package__, "04ce3fe6")
 
