@@ -74,6 +74,18 @@ _ROWS = RowLaunches(
         4096: RowLaunch(rows=1, warps=8, programs=8),
         8192: RowLaunch(rows=1, warps=8, programs=2, held=False),
     },
+    forward_columns={
+        512: RowLaunch(rows=2, warps=1, programs=16, stages=3),
+        1024: RowLaunch(rows=2, warps=2, programs=8, stages=3),
+        2048: RowLaunch(rows=2, warps=4, programs=4, stages=3),
+        4096: RowLaunch(rows=1, warps=8, programs=2, stages=3),
+    },
+    backward_columns={
+        512: RowLaunch(rows=2, warps=1, programs=16, stages=3),
+        1024: RowLaunch(rows=1, warps=4, programs=4, stages=3),
+        2048: RowLaunch(rows=2, warps=4, programs=4, stages=3),
+        4096: RowLaunch(rows=1, warps=4, programs=4, stages=3),
+    },
     widest=RowLaunch(rows=1, warps=16, programs=1, held=False),
     streaming=4096,
     streaming_forward=RowLaunch(rows=1, warps=8, programs=4, held=False),

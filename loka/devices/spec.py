@@ -53,8 +53,9 @@ class RowLaunch:
 class RowLaunches:
     """`RowLaunch` by the width that a program holds, a power of two; wider rows use `widest`.
 
-    Measured at widths 512, 1024, 2048 and 4096 (docs/results/LOG.md, "rendered kernels" and "rows fetched ahead");
-    others are chosen by registers: a thread holds at most 32 elements of a row.
+    Measured at widths 512, 1024, 2048 and 4096 (docs/results/LOG.md, "rendered kernels" and "rows fetched ahead"), for
+    norms over columns from 1024 ("BatchNorm on an H200"); others are chosen by registers: a thread holds at most 32
+    elements of a row.
     """
 
     forward: Mapping[int, RowLaunch]
@@ -65,6 +66,8 @@ class RowLaunches:
     backward: Mapping[int, RowLaunch]  # to a plain matrix; measured with the reduction of its sums, like the next
     backward_quantized: Mapping[int, RowLaunch]  # to FP8
     backward_simple: Mapping[int, RowLaunch]  # without column sums: as many programs as possible
+    forward_columns: Mapping[int, RowLaunch]  # of a norm over columns, whose vectors are read instead of sums of rows
+    backward_columns: Mapping[int, RowLaunch]  # the same, of its gradient, without the sums
     widest: RowLaunch
     streaming: int  # at this width, kernels with several matrices and no norm, or with an extra matrix or sum, ...
     streaming_forward: RowLaunch  # ... use these: as many programs as registers allow

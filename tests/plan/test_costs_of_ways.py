@@ -7,7 +7,7 @@ import pytest
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
 from loka.numerics.recipe import OperandRecipe, Recipe
-from loka.plan.select.perf_model import PerfModel
+from loka.plan.select.perf_model import Latency, PerfModel
 from loka.plan.select.workload import (
     SiteSizes,
     Surroundings,
@@ -181,6 +181,31 @@ def test_the_nearest_norm_and_activation_stand_in_for_others(around: str, measur
     assert found is not None
     assert known is not None
     assert (found.us, found.source) == (known.us, TimeSource.ESTIMATED)
+
+
+@pytest.mark.parametrize(
+    ("around", "derived_from"),
+    [
+        ("batch_norm", "layer_norm"),
+        ("batch_norm relu", "layer_norm relu"),
+        ("batch_norm relu dropout", "batch_norm relu"),
+    ],
+)
+@pytest.mark.parametrize("recipe", ["bfloat16", "e4m3 rowwise"])
+def test_a_batch_norm_and_a_dropout_cost_more_than_what_they_are_derived_from(
+    around: str, derived_from: str, recipe: str
+) -> None:
+    perf_model = PerfModel(MadeUp())
+
+    def both_ways(kernel: str, recipe: str, around: str) -> Latency:
+        works = (PartKind.FORWARD, PartKind.BACKWARD)
+        found = perf_model.sum(Part(work, kernel, 16384, 2048, recipe=recipe, around=around) for work in works)
+        assert found is not None
+        return found
+
+    made, without = both_ways("rendered", recipe, around), both_ways("rendered", recipe, derived_from)
+    assert without.us < made.us < both_ways("compiled", "bfloat16", around).us
+    assert (made.source, made.noise > 0.05 * (made.us - without.us)) == (TimeSource.ESTIMATED, True)
 
 
 def test_each_part_is_looked_up_once() -> None:

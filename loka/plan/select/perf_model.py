@@ -14,7 +14,7 @@ from loka.kernels.measurements.part_bounds import bound_us, interaction_us
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartCosts, PartKind, PartTime, TimeSource, less_sure
 from loka.numerics.enums import Format
 from loka.plan.plan import StepTime
-from loka.plan.select.workload import COMPILED, DROPOUT, RENDERED, STATIC_SCALES, STATIC_SCALES_TILES, UNMEASURED
+from loka.plan.select.workload import COMPILED, DROPOUT, RENDERED, STATIC_SCALES, STATIC_SCALES_TILES
 
 _NORM, _ACTIVATIONS = "layer_norm", ("silu", "hardswish", "relu")  # substitutes for others that move the same bytes
 
@@ -53,12 +53,26 @@ COMPILED_NORMS = 1.5
 # with BlockNorms (1.19 and 1.30), on an H100.
 _OVER_RENDERED = {STATIC_SCALES: 1.03, STATIC_SCALES_TILES: 1.25}
 
-# Bytes that a BatchNorm moves over a LayerNorm, which has its statistics in the same pass: those read the product once
-# more, the sums of the gradient two matrices. And a dropout over none: a byte of its mask beside matrices of two.
-BATCH_NORM_BYTES = {PartKind.FORWARD: 3 / 2, PartKind.BACKWARD: 5 / 3}
-DROPOUT_BYTES = {PartKind.FORWARD: 5 / 4, PartKind.BACKWARD: 7 / 6}
-# Noise of LoKA's kernels of both, which are not measured yet: so large that `auto` fuses none for a gain.
-UNMEASURED_NOISE = 0.5
+# Time of a BatchNorm with an activation, statistics and sums included, over that of the rendered LayerNorm with the
+# same result; by kernel, work, and whether the result is FP8: means of three regions on an H200 (docs/results/LOG.md,
+# "BatchNorm on an H200"), from which each is up to 16 % away.
+_OVER_LAYER_NORM = {
+    (RENDERED, PartKind.FORWARD, True): 1.36,
+    (RENDERED, PartKind.FORWARD, False): 1.67,
+    (RENDERED, PartKind.BACKWARD, True): 1.26,
+    (RENDERED, PartKind.BACKWARD, False): 1.39,
+    (COMPILED, PartKind.FORWARD, False): 1.72,
+    (COMPILED, PartKind.BACKWARD, False): 1.85,
+}
+# Microseconds that a dropout adds for a million elements, on the same card: its random numbers, and its mask. Between a
+# BatchNorm and its gradient's sums torch's takes a pass of its own, 2.4 in all, which is left out.
+_DROPOUT_US = {
+    (RENDERED, PartKind.FORWARD): 3.3,
+    (RENDERED, PartKind.BACKWARD): 0.7,
+    (COMPILED, PartKind.FORWARD): 3.0,
+    (COMPILED, PartKind.BACKWARD): 0.7,
+}
+_DERIVED_NOISE = 0.1  # of both
 
 # Noise of an interaction's time estimated from its bytes: eight measured kernels (docs/results/LOG.md, "where Wukong
 # small's step went") are from 10 % below it to 15 % above.
@@ -74,7 +88,7 @@ class PerfModel:
     norm with another activation or without one, a LayerNorm for another norm, e4m3 rowwise for another recipe, a
     quantizer for another kind of work. It counts as estimated. A GEMM that was not measured has no time. Norms compiled
     by torch take `COMPILED_NORMS` times the rendered ones; this is estimated too, as are kernels with static scales,
-    and a BatchNorm or a dropout by its bytes, from the time without. An interaction without any measurement is
+    and a BatchNorm or a dropout, from the time without. An interaction without any measurement is
     estimated from its bytes for LoKA's kernels, and has no compiled time.
     """
 
@@ -100,8 +114,11 @@ class PerfModel:
         return Latency(us, sqrt(squares), source)
 
     def _look_up(self, part: Part) -> Latency | None:
-        if part.kernel in (RENDERED, COMPILED) and not UNMEASURED.isdisjoint(part.around.split()):
-            return self._by_bytes(part)
+        words = part.around.split() if part.kernel in (RENDERED, COMPILED) else ()
+        if DROPOUT in words:
+            return self._with_dropout(part)
+        if BATCH_NORM in words:
+            return self._with_batch_norm(part)
         factor = _over_rendered(part)
         if factor is not None:
             rendered = self.part(replace(part, kernel=RENDERED))
@@ -118,18 +135,22 @@ class PerfModel:
                 return _latency(timed).estimate(bound_us(part, self.device) / bound_us(other, self.device))
         return None
 
-    def _by_bytes(self, part: Part) -> Latency | None:
-        """A part with a BatchNorm or a dropout, from the part without; torch compiles a BatchNorm to as many passes."""
-        words = part.around.split()
-        if DROPOUT in words:
-            without = " ".join(word for word in words if word != DROPOUT)
-            like, more = replace(part, around=without), DROPOUT_BYTES[part.work]
-        else:
-            norm = part.around.replace(BATCH_NORM, _NORM)
-            like, more = replace(part, around=norm, kernel=RENDERED), BATCH_NORM_BYTES[part.work]
-        known = self.part(like)
-        made = None if known is None else known.estimate(more)
-        return made if made is None or part.kernel == COMPILED else replace(made, noise=made.us * UNMEASURED_NOISE)
+    def _with_dropout(self, part: Part) -> Latency | None:
+        """A part with a dropout: the part without, and what the dropout adds."""
+        around = " ".join(word for word in part.around.split() if word != DROPOUT)
+        known = self.part(replace(part, around=around))
+        if known is None:
+            return None
+        added = _DROPOUT_US[part.kernel, part.work] * part.rows * part.columns / 1e6
+        return known + Latency(added, added * _DERIVED_NOISE, TimeSource.ESTIMATED)
+
+    def _with_batch_norm(self, part: Part) -> Latency | None:
+        """A part with a BatchNorm, from the LayerNorm's rendered kernel."""
+        known = self.part(replace(part, around=part.around.replace(BATCH_NORM, _NORM), kernel=RENDERED))
+        if known is None:
+            return None
+        made = known.estimate(_OVER_LAYER_NORM[part.kernel, part.work, _is_fp8(part)])
+        return replace(made, noise=hypot(made.noise, made.us * _DERIVED_NOISE))
 
 
 def _over_rendered(part: Part) -> float | None:

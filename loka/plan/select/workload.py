@@ -45,7 +45,6 @@ COMPILED = "compiled"  # by torch.compile; not recorded, derived from rendered k
 # Rendered, with static scales; not recorded, derived from rendered kernels.
 STATIC_SCALES, STATIC_SCALES_TILES = "static", "static-tiles"
 DROPOUT = "dropout"
-UNMEASURED = frozenset({BATCH_NORM, DROPOUT})  # LoKA's kernels of these were never measured
 DTYPE = "bfloat16"  # of activations: the model's own, or autocast's
 _GEMMS = frozenset({"linear", "matmul", "mm", "addmm", "einsum", "bmm"})
 

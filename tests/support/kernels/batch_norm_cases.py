@@ -14,6 +14,7 @@ from tests.support.kernels.rendered_cases import exact_activation
 EPS = 1e-5
 ACTIVATIONS = (None, "relu", "silu", "gelu")
 SUMS = ("dweight", "dbias")
+KINK = 1e-4  # of the largest term of its column: what z rounds by, in float32 and with x far from zero, and some more
 
 
 def specs(width: int) -> list[NormForward | NormBackward]:
@@ -35,6 +36,9 @@ class Case:
 
     arguments: dict[str, Tensor]
     exact: dict[str, Tensor]  # y of a forward, dx, dweight and dbias of a backward
+    terms: dict[str, Tensor]  # the largest term of a column of y and of dx, (width,): terms may cancel
+    kinked: Tensor  # (rows, width): so near the kink of a ReLU that rounding decides its gradient
+    unsure: dict[str, Tensor]  # (width,): what those could change of dweight and dbias
 
     def given(self, spec: NormForward | NormBackward) -> list[Tensor]:
         return [self.arguments[name] for name in spec.parameters]
@@ -59,7 +63,7 @@ def case_of(
     running = (mean, var) if evaluation else (None, None)
     z = F.batch_norm(exact_x, *running, exact_gamma, exact_beta if spec.bias else None, not evaluation, 0.0, EPS)
     mask = (torch.rand(rows, spec.width, generator=generator) > spec.dropout).to(device, torch.uint8)
-    kept = mask.double() / (1.0 - spec.dropout) if spec.dropout else 1.0
+    kept = mask.double() / (1.0 - spec.dropout) if spec.dropout else torch.ones_like(mask, dtype=torch.float64)
     y = exact_activation(spec.activation, z) * kept
     dx, dgamma, dbeta = torch.autograd.grad(y, leaves, grad.double(), allow_unused=True, retain_graph=True)
     (dz,) = torch.autograd.grad(y, z, grad.double())
@@ -73,25 +77,33 @@ def case_of(
     taken = {name: each if name in ("x", "grad") else each.float() for name, each in arguments.items()}
     taken["mask"] = mask
     assert dbeta is None or torch.allclose(dbeta, dbias)
-    return Case(taken, {"y": y.detach(), "dx": dx, "dweight": dweight, "dbias": dbias})
+    n = ((exact_x.detach() - mean) * scale).abs().amax(0)
+    terms = {"y": n + beta.double().abs() if spec.bias else n, "dx": (grad.double() * scale).abs().amax(0)}
+    kinked = (z.detach().abs() <= KINK * terms["y"]) & (spec.activation == "relu")
+    of_z = (grad.double() * kinked).abs() * kept
+    unsure = {"dweight": (of_z * (exact_x.detach() - mean).abs()).sum(0), "dbias": of_z.sum(0)}
+    return Case(taken, {"y": y.detach(), "dx": dx, "dweight": dweight, "dbias": dbias}, terms, kinked, unsure)
 
 
 def check(spec: NormForward | NormBackward, got: dict[str, Tensor], case: Case, noise: float) -> None:
     """Results within `noise` of their column's largest term, and of rounding to what they are written as."""
-    exact, given = case.exact, case.arguments
+    exact = case.exact
     if isinstance(spec, NormBackward) and spec.sums_only:
         for name in SUMS:
             size = exact[name].abs().max()
-            assert ((got[name].double().sum(0) - exact[name]).abs() <= noise * size).all(), (spec, name)
+            far = (got[name].double().sum(0) - exact[name]).abs() > noise * size + case.unsure[name]
+            assert not far.any(), (spec, name)
         return
     forward = isinstance(spec, NormForward)
-    wanted = exact["y" if forward else "dx"]
-    size = wanted if forward else given["grad"].double() * given["weight"].double()  # the terms of dx cancel
-    allowed = noise * size.abs().amax(0)
+    what = "y" if forward else "dx"
+    wanted, allowed = exact[what], noise * case.terms[what]
     if spec.quantize:
         value = got["values"].double() * got["scale"].double()
         allowed = allowed + 2.0**-4 * wanted.abs() + 2.0**-9 * got["scale"].double()
     else:
         value = got["out" if forward else "dx"].double()
         allowed = allowed + torch.finfo(got[spec.results[0]].dtype).eps * wanted.abs()
-    assert ((value - wanted).abs() <= allowed).all(), spec
+    far = (value - wanted).abs() > allowed
+    if not forward:
+        far &= ~case.kinked
+    assert not far.any(), (spec, int(far.sum()))

@@ -41,6 +41,8 @@ def configuration(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT
         return launches.forward_tensorwise[padded]
     if padded == launches.streaming and _streams(spec):
         return launches.streaming_forward if forward else launches.streaming_backward
+    if spec.traits.over_columns and not (isinstance(spec, NormBackward) and spec.sums_only):
+        return (launches.forward_columns if forward else launches.backward_columns).get(padded, launches.widest)
     over_rows = spec.traits.over_rows
     loaded = (
         isinstance(spec, NormBackward) and over_rows and (spec.add or spec.residual_grad_in or spec.residual_grad_out)
@@ -54,8 +56,8 @@ def configuration(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT
     else:
         table = launches.backward_simple
     found = table.get(padded, launches.widest)
-    # What goes past a norm, or the five vectors of a BatchNorm, stay in registers meanwhile.
-    if not forward and (spec.activation in GATES or "mean_dn" in spec.parameters):
+    # What goes past a norm stays in registers meanwhile.
+    if not forward and spec.activation in GATES:
         return replace(found, warps=min(2 * found.warps, launches.most_warps))
     return found
 

@@ -13,18 +13,23 @@ from tests.support.kernels.rendered_cases import write_package
 pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("poisoned_memory")]
 
 WIDTHS = (13, 256, 512, 1100, 2048, 4096, 16384)
+ALL = 512  # this width is checked with every activation, the others with one
+
+
+def chosen(width):
+    return [spec for spec in specs(width) if width == ALL or spec.activation == "relu"]
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    made = [spec for width in WIDTHS for spec in specs(width)]
+    made = [spec for width in WIDTHS for spec in chosen(width)]
     return write_package(tmp_path_factory.mktemp("gpu") / "batch_norm_gpu", made)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("rows", [7, 17, 4093])
 def test_every_width_against_float64(package, width, rows):
-    for spec in specs(width):
+    for spec in chosen(width):
         for dtype in (torch.bfloat16, torch.float32):
             case = case_of(spec, rows, dtype, "cuda")
             plain = [dtype] if isinstance(spec, NormForward) and not spec.quantize else []
