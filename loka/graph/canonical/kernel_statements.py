@@ -27,7 +27,7 @@ from loka.graph.canonical.nodes import (
 )
 from loka.graph.canonical.views import CannotEmitError, is_permuted, moves, weight_ref
 from loka.graph.expression import Arg, Call, Ref, RefKind, function, local, locals_in, method
-from loka.graph.ir import WEIGHTED, Shape, SiteCall, Statement
+from loka.graph.ir import RMS_NORM_EPS, WEIGHTED, Shape, SiteCall, Statement
 
 _OF_TORCH = frozenset({"sigmoid", "tanh"})  # those of torch.nn.functional are deprecated
 
@@ -307,7 +307,8 @@ class _Writer:
             if vector is not None and found is None:
                 raise CannotEmitError
             vectors.append(None if found is None else found[0])
-        return self._emit(node.kind, function(node.kind, local(x), made.shape[-1][:1], *vectors, node.eps), made)
+        eps = None if node.kind == "rms_norm" and node.eps == RMS_NORM_EPS else node.eps
+        return self._emit(node.kind, function(node.kind, local(x), made.shape[-1][:1], *vectors, eps), made)
 
     def _concatenation(self, node: Concatenation, value: Value) -> tuple[str, Value]:
         one = (1,) * len(node.shape[0])

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from loka.graph.expression import Arg, Call, Constant, Ref, items_of
-from loka.graph.ir import BatchNorm, Statement
+from loka.graph.ir import RMS_NORM_EPS, BatchNorm, Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,7 @@ def _norm(statement: Statement) -> ChainNorm | None:
     vectors = [named.get("weight"), named.get("bias")]
     weight, bias = map(_vector, vectors)
     sizes, eps = named.get("normalized_shape", (0,)), named["eps"]
+    eps = RMS_NORM_EPS if eps is None and kind == "rms_norm" else eps
     if not isinstance(sizes, tuple) or len(sizes) != 1 or type(sizes[0]) is not int or not isinstance(eps, float | int):
         return None
     if [weight is None, bias is None] != [each is None for each in vectors]:

@@ -209,3 +209,21 @@ def test_a_policy_makes_one_function_of_a_whole_mlp(kind, written, defaults, lim
     assert chains.error(found["y"], plain["y"]) < limit
     if written is BLOCKS:
         chains.assert_within(found, plain, limit)
+
+
+def test_an_rms_norm_without_an_eps_takes_torchs_own(planned):
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.RMSNorm(48), nn.Linear(48, 32), nn.RMSNorm(32), nn.SiLU(), nn.Linear(32, 16))
+    assert stages_of(body, chain_shapes.KNOWN) == [("rms_norm", None)]
+    package = planned(chains.chain_plan(body, chains.AS_IS, lambda batch: torch.randn(batch, 48)))
+    model = chains.Holder(body)
+    with torch.no_grad():
+        for linear in (body[1], body[4]):
+            linear.weight.mul_(1e-3)
+            linear.bias.zero_()
+    x, dy = 3e-4 * torch.randn(7, 48), torch.randn(7, 16)  # so small that eps counts, twice
+    expected = chains.gradients(copy.deepcopy(model), x, dy)
+    with package.apply(model) as patch:
+        found = chains.gradients(model, x, dy)
+        patch.verify()
+    chains.assert_within(found, expected, 1e-5)
