@@ -22,7 +22,7 @@ SCRIPTS = {  # of several processes: the file, its checkpoint, its options; the 
     "guarded_ddp": ("train_guarded.py", "guarded.pt", "--every", "1"),
     "guarded_fsdp": ("train_guarded.py", "guarded.pt", "--every", "1", "--fsdp", "--resume"),
 }
-_NAMES = ("ranker", "generated")  # modules that the examples import; other tests have their own of these names
+_NAMES = ("ranker", "sequences", "generated")  # what the examples import; other tests have their own of these names
 
 
 @contextmanager
