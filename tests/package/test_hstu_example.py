@@ -25,9 +25,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the example, with 1,000 ratings of 20 users."""
+    """A copy of the example, with 1,000 ratings of 20 users, and a smaller model."""
     copied = tmp_path / "hstu"
     shutil.copytree(EXAMPLE, copied, ignore=shutil.ignore_patterns("generated", "profiles", "build", "__pycache__"))
+    model = copied / "sequences.py"
+    model.write_text(markdown.read(model).replace("length=32, dim=64", "length=8, dim=32"))
     ratings = (f"{i % 20}::{i % 7}::{1 + 9 * (i % 7 > 3)}::{1_400_000_000 + i}\n" for i in range(1000))
     (tmp_path / "ratings.dat").write_text("".join(ratings))
     (tmp_path / "movies.dat").write_text("".join(f"{i}::Film (2013)::Drama\n" for i in range(7)))
