@@ -8,7 +8,7 @@ from torch import Tensor
 
 from loka.errors import InputError
 from loka.kernels.fused.norm import norm_reference
-from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NormBackward, NormForward
 from loka.kernels.fused.quantization import Quantization
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import FORMATS, quantize
@@ -39,7 +39,7 @@ def test_the_table_of_what_exists():
         assert {(spec.norm, spec.activation) for spec in here} == {
             (norm, activation)
             for norm in (None, "layer_norm", "rms_norm", "block_norm")
-            for activation in (None, "relu", "silu", "sigmoid", "hardswish", "gelu")
+            for activation in (None, *ACTIVATIONS)
         }
     assert not [spec for spec in made if not spec.quantize and spec.how != Quantization()]
 

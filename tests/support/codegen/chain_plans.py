@@ -48,6 +48,7 @@ _INLINABLE = (
     nn.GELU,
     nn.Identity,
     nn.Hardsigmoid,
+    nn.Tanh,
 )
 
 

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loka.codegen import render_package
@@ -92,7 +93,7 @@ class Towers(nn.Module):
         self.native, self.last = sums.GatedBlocks(), nn.Linear(24, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.last(torch.tanh(self.native(torch.tanh(self.static(self.kept(self.fp8(x)))))))
+        out: Tensor = self.last(F.softplus(self.native(F.softplus(self.static(self.kept(self.fp8(x)))))))
         return out
 
 

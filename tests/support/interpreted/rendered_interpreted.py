@@ -31,6 +31,10 @@ from tests.support.kernels.rendered_cases import (
 from tests.support.pairwise import pairwise
 
 Norm = NormForward | NormBackward
+STEEP = (
+    NormForward(24, None, False, False, 1e-5, "tanh", False, False, True),
+    NormBackward(24, None, False, False, 1e-5, "tanh", False, False),
+)
 
 # By the width's configuration: several rows at a step or one; a power of two or a padded width.
 WIDTHS = (13, 16, 24, 256, 479, 512, 600, 768)
@@ -134,6 +138,21 @@ def check_scales(package: Package, specs: Sequence[Norm]) -> None:
         assert got["scale_max"].max() == expected["scale_max"].max(), spec
 
 
+def check_tanh(package: Package) -> None:
+    """Each element to its own precision: near zero, where 1 - e has few digits, and where 1 - tanh**2 has none."""
+    sizes = torch.logspace(-30, 1.6, 24, dtype=torch.float64)
+    x = torch.stack([sizes, -sizes]).float()
+    expected = x.double().tanh(), x.double().cosh() ** -2.0
+    for spec, given, wanted in zip(STEEP, ([x], [torch.ones_like(x), x]), expected, strict=True):
+        (got,) = results(package, spec, *given).values()
+        assert torch.allclose(got.double(), wanted, rtol=1e-6, atol=0.0), (got, wanted)
+    ends = torch.tensor([[torch.inf, -torch.inf, torch.nan, *[-0.0] * 21]])
+    for spec, given in zip(STEEP, ([ends], [torch.ones_like(ends), ends]), strict=True):
+        (got,) = results(package, spec, *given).values()
+        (wanted,) = package.run(spec, *given).values()
+        assert torch.allclose(got, wanted, rtol=1e-6, atol=0.0, equal_nan=True), got
+
+
 def in_parts(values: Tensor, scale: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
     """A quantized matrix and the largest of its scales in parts, all but the last of them zero."""
     largest = torch.zeros(parts)
@@ -184,7 +203,7 @@ def main(folder: Path) -> int:
     without = norm_specs(24, PARTS)
     package = write_package(
         folder / "interpreted",
-        dict.fromkeys([*specs, *bare, *without, *map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, (1, 2, 3))]),
+        dict.fromkeys([*specs, *bare, *without, *STEEP, *map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, (1, 2, 3))]),
     )
     compared = check_norms(package, specs)
     check_scales(package, specs)
@@ -192,4 +211,5 @@ def main(folder: Path) -> int:
         check_quantizers(package, width)
     check_requantize_transpose_and_reduce(package)
     check_without_rows(package)
+    check_tanh(package)
     return compared

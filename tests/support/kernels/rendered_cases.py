@@ -39,6 +39,7 @@ PARTS = [
     (None, False, False, "silu", True),
     (None, False, False, "sigmoid", False),
     (None, False, False, "relu", True),
+    (None, False, False, "tanh", True),
     (None, False, False, None, True),
     (None, False, False, None, False),
 ]
@@ -162,6 +163,7 @@ def exact_forward(spec: NormForward | NormBackward, tensors: dict[str, Tensor], 
 def exact_activation(activation: str | None, z: Tensor) -> Tensor:
     """An activation that is no gate, by torch's own function."""
     functions = {"relu": F.relu, "silu": F.silu, "sigmoid": torch.sigmoid, "hardswish": F.hardswish, "gelu": F.gelu}
+    functions |= {"tanh": torch.tanh}
     return functions[activation](z) if activation else z
 
 

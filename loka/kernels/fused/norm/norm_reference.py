@@ -275,6 +275,8 @@ def _activate(z: Tensor, activation: str | None, gate_input: Tensor) -> Tensor:
             return F.hardswish(z)
         case "gelu":
             return F.gelu(z)
+        case "tanh":
+            return torch.tanh(z)
         case "gate_sigmoid" | "gate_hardsigmoid":
             return gate_input * _gate(z, activation)
     raise InputError(f"no kernel has an activation {activation!r}")
@@ -308,6 +310,9 @@ def _activation_backward(grad: Tensor, z: Tensor, activation: str | None, gate_i
         case "gelu":
             density = torch.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
             return grad * (0.5 * (1.0 + torch.erf(z * math.sqrt(0.5))) + z * density)
+        case "tanh":  # 1 - tanh(z)**2 without the difference, of which nothing would be left for a large z
+            e = torch.exp(-2.0 * z.abs())
+            return grad * 4.0 * e / (1.0 + e).square()
         case "gate_sigmoid":
             return grad * gate_input * sigmoid * (1.0 - sigmoid)
         case "gate_hardsigmoid":

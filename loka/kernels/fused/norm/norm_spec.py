@@ -15,7 +15,7 @@ from loka.kernels.fused.matrix_kernels import CastTranspose, Products, Reduce, R
 from loka.kernels.fused.norm.norms import NORMS, NormTraits, traits_of
 from loka.kernels.fused.quantization import ROWWISE, Quantization
 
-ACTIVATIONS = ("relu", "silu", "sigmoid", "hardswish", "gelu")  # gelu is the exact one, by erf
+ACTIVATIONS = ("relu", "silu", "sigmoid", "hardswish", "gelu", "tanh")  # gelu is the exact one, by erf
 GATES = ("gate_sigmoid", "gate_hardsigmoid")  # what the norm takes times that of what it gives: SwishNorm
 IN_CHUNKS = ("rowwise", "static", "maximum")  # scalings of rows that are wider than a program holds
 BLOCK = 256  # elements that a block_norm normalises together, unless told

@@ -101,6 +101,7 @@ _ACTIVATIONS = {
     "sigmoid": "sigmoid",
     "hardswish": "Hard Swish",
     "gelu": "GELU",
+    "tanh": "tanh",
     "gate_sigmoid": "sigmoid gate",
     "gate_hardsigmoid": "hard gate",
 }

@@ -1,0 +1,39 @@
+"""MLPs with one activation, in another spelling after each linear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+TANHS = (nn.Tanh(), torch.tanh, F.tanh, Tensor.tanh, torch.tanh_)
+
+
+class Activated(nn.Module):
+    """Linear -> LayerNorm -> activation -> Linear -> activation -> Linear -> ..., each spelled as told."""
+
+    def __init__(self, spellings: Sequence[Callable[[Tensor], Tensor]]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.act, *self.others = spellings  # the first is a module
+        self.first, self.norm, self.last = nn.Linear(48, 64), nn.LayerNorm(64), nn.Linear(64, 16)
+        self.between = nn.ModuleList([nn.Linear(64, 64) for _ in self.others])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.norm(self.first(x)))
+        for linear, activation in zip(self.between, self.others, strict=True):
+            x = activation(linear(x))
+        out: Tensor = self.last(x)
+        return out
+
+
+def tanhs() -> Activated:
+    """Spellings of tanh."""
+    return Activated(TANHS)
+
+
+def rows(batch: int) -> Tensor:
+    """x (batch, 48)."""
+    return torch.randn(batch, 48, generator=torch.Generator().manual_seed(batch))
