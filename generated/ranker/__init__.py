@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "b4ce015b9cac257f63c7fd6d079b5c720fc6e067c363f6d86dc6e03f5fa86f33"
+STAMP = "ed846333b16b57878173e12af208d2a16d6d378855b9010d906f2b82a2488437"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

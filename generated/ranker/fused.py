@@ -18,9 +18,9 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "b4ce015b9cac257f63c7fd6d079b5c720fc6e067c363f6d86dc6e03f5fa86f33"
+STAMP = "ed846333b16b57878173e12af208d2a16d6d378855b9010d906f2b82a2488437"
 
-kernel = operators.of_package(__package__, "04ce3fe6")
+kernel = operators.of_package(__package__, "21441692")
 
 # Gradient of addition -> e4m3 with one power-of-two scale a row.
 # grad -> values, scale, scale_max, dadd

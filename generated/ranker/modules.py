@@ -18,7 +18,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "b4ce015b9cac257f63c7fd6d079b5c720fc6e067c363f6d86dc6e03f5fa86f33"
+STAMP = "ed846333b16b57878173e12af208d2a16d6d378855b9010d906f2b82a2488437"
 
 
 class EmbedDense(dispatch.Bound):

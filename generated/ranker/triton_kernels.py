@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "b4ce015b9cac257f63c7fd6d079b5c720fc6e067c363f6d86dc6e03f5fa86f33"
+STAMP = "ed846333b16b57878173e12af208d2a16d6d378855b9010d906f2b82a2488437"
 
 
 @triton.jit
@@ -532,13 +532,14 @@ def fm_forward(
 @triton.jit(do_not_specialize=["m", "parts"])
 def norm_backward(
     grad_ptr, residual_grad_in_ptr, x_ptr, add_ptr, weight_ptr, bias_ptr, times_ptr, mean_ptr, rstd_ptr, mean_dn_ptr,
-    mean_dn_n_ptr, maxima_ptr, overflow_stats_ptr, mask_ptr, out_ptr, scale_ptr, scale_max_ptr, amax_ptr, overflow_ptr,
-    residual_grad_out_ptr, dweight_ptr, dbias_ptr, dadd_ptr, grad_stride, m, parts, WIDTH: tl.constexpr,
-    PADDED: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr,
-    EPS: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr, SCALING: tl.constexpr, LIMIT: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr, DROPOUT: tl.constexpr,
+    mean_dn_n_ptr, maxima_ptr, overflow_stats_ptr, multiplier_ptr, mask_ptr, out_ptr, scale_ptr, scale_max_ptr,
+    amax_ptr, overflow_ptr, residual_grad_out_ptr, dmultiplier_ptr, dweight_ptr, dbias_ptr, dadd_ptr, grad_stride,
+    multiplier_stride, m, parts, WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    HELD: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr,
+    SCALING: tl.constexpr, LIMIT: tl.constexpr, POWER_OF_TWO: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of [+ add] -> [* times] -> [norm] -> [activation] with respect to x (m, WIDTH), in FP8 or as it is.
+    """The gradient of [+ add] -> [* times] -> [norm] -> [activation] -> [* multiplier] with respect to x (m, WIDTH), in
+    FP8 or as it is.
 
     A pointer is None where there is nothing to read or to write. Each program writes partial sums of vectors'
     gradients. mean_dn and mean_dn_n are of columns, for a norm over them.
@@ -565,6 +566,9 @@ def norm_backward(
         grad = load(grad_ptr + start * grad_stride + columns, mask)
         if mask_ptr is not None:
             grad = dropped(grad, mask_ptr + offsets, mask, DROPOUT)
+        product_grad = grad
+        if multiplier_ptr is not None:
+            grad = grad * load(multiplier_ptr + start * multiplier_stride + columns, mask)
         dz = grad
         if x_ptr is not None:
             x = load(x_ptr + offsets, mask)
@@ -573,6 +577,9 @@ def norm_backward(
             dz, _, n, rstd = gradient_of_output(
                 grad, x, row, valid, weight, bias, mean_ptr, rstd_ptr, ROWS, NORM, EPS, BLOCK, ACTIVATION
             )
+        if dmultiplier_ptr is not None:
+            y = output_of(n, x, weight, bias, inside, WIDTH == PADDED, ACTIVATION, None)
+            tl.store(dmultiplier_ptr + offsets, product_grad * y, mask=mask)
         if dweight_ptr is not None:
             dweight += dz * n
         if dbias_ptr is not None:
@@ -607,13 +614,15 @@ def norm_backward(
 
 @triton.jit(do_not_specialize=["m", "parts", "k"])
 def norm_forward(
-    x_ptr, add_ptr, times_ptr, residual_ptr, weight_ptr, bias_ptr, maxima_ptr, overflow_stats_ptr, mask_ptr, out_ptr,
-    scale_ptr, scale_max_ptr, amax_ptr, overflow_ptr, kept_ptr, mean_ptr, rstd_ptr, x_stride, m, parts, k,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
-    HELD: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr,
-    SCALING: tl.constexpr, LIMIT: tl.constexpr, POWER_OF_TWO: tl.constexpr, DROPOUT: tl.constexpr,
+    x_ptr, add_ptr, times_ptr, residual_ptr, weight_ptr, bias_ptr, maxima_ptr, overflow_stats_ptr, multiplier_ptr,
+    mask_ptr, out_ptr, scale_ptr, scale_max_ptr, amax_ptr, overflow_ptr, kept_ptr, mean_ptr, rstd_ptr, x_stride,
+    multiplier_stride, m, parts, k, WIDTH: tl.constexpr, PADDED: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr, HELD: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr,
+    BLOCK: tl.constexpr, ACTIVATION: tl.constexpr, SCALING: tl.constexpr, LIMIT: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """[+ add] -> [* times] -> [+ residual] -> [norm] -> [activation] -> FP8 or a plain matrix, of x (m, WIDTH).
+    """[+ add] -> [* times] -> [+ residual] -> [norm] -> [activation] -> [* multiplier] -> FP8 or a plain matrix, of x
+    (m, WIDTH).
 
     A pointer is None where there is nothing to read or to write. A program takes ROWS rows at a step.
     """
@@ -643,6 +652,8 @@ def norm_forward(
             tl.store(kept_ptr + offsets, x, mask=stored)
         n = normalise(x, inside, row, valid, mean_ptr, rstd_ptr, WIDTH, WIDTH == PADDED, ROWS, NORM, EPS, BLOCK)
         y = output_of(n, x, weight, bias, inside, WIDTH == PADDED, ACTIVATION, SCALING)
+        if multiplier_ptr is not None:
+            y = y * load(multiplier_ptr + start * multiplier_stride + columns, mask)
         if mask_ptr is not None:
             y = dropped(y, mask_ptr + offsets, mask, DROPOUT)
         largest, overflow = store_output(

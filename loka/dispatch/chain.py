@@ -122,7 +122,8 @@ class ChainFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         chain, fused, dtypes, needed = ctx.chain, ctx.fused, ctx.dtypes, ctx.needs_input_grad
         head, *stages = _restored(ctx)
-        needs_dx = bool(chain.head.names) or needed[_BEFORE]
+        multiplier = () if chain.multiplier is None else (1 + chain.others.index(chain.multiplier),)
+        needs_dx = bool(chain.head.names) or any(needed[_BEFORE + place] for place in (0, *multiplier))
         gradients: list[Values] = [{} for _ in stages]
         of_head: Values = {}
         partial: list[Partial] = []
@@ -162,7 +163,8 @@ class ChainFunction(torch.autograd.Function):
             dx = of_argument(chain, fused, stages, "x", dtypes[0], head["grad"])
         others = []
         for place, name in enumerate(chain.others, 1):
-            found = of_argument(chain, fused, stages, name, dtypes[place]) if needed[_BEFORE + place] else None
+            terms = [head["dmultiplier"]] if place in multiplier and needs_dx else []
+            found = of_argument(chain, fused, stages, name, dtypes[place], *terms) if needed[_BEFORE + place] else None
             others.append(None if found is None else found.to(dtypes[place]))
         vectors = [of_head.get(name) for name in chain.head.names]
         for stage, own in zip(chain.stages, gradients, strict=True):

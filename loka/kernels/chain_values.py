@@ -18,6 +18,7 @@ knows the tensors of each by name:
 | grad, dsum, dy | gradients of the stage's result, of its sum, of its product |
 | dy_fp8, dy_scale, dy_scale_max, dy_fp8_t | the last of them in FP8 |
 | times, residual, residual_grad | matrices that it multiplies by and adds; the gradient of its result as a residual |
+| dmultiplier | the gradient of what the head's norm is multiplied by |
 | NAME_sums | the gradient of a vector as partial sums |
 | x_overflow_stats, dy_overflow_stats | statistics of an operand with a static scale |
 | next_scale, next_overflow_stats | those of the next linear's input |
@@ -84,7 +85,10 @@ class StageGemms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A linear and what follows: [* times] [+ residual] [norm] [activation] [dropout]; or the norm before the first."""
+    """A linear and what follows: [* times] [+ residual] [norm] [activation] [dropout]; or the norm before the first.
+
+    What that gives may be multiplied by an argument of the chain, by whose name its kernels read it.
+    """
 
     parameters: str = ""  # names of its tensors, in the order in which they are given; of a linear the weight is first
     gemms: StageGemms = StageGemms()
@@ -140,6 +144,7 @@ class Chain:
     saved_names: tuple[tuple[str, ...], ...] = field(init=False, repr=False)
     arguments: int = field(init=False, repr=False)  # how many `names` there are
     dx_is_plain: bool = field(init=False, repr=False)  # x's gradient is that of the first linear's input
+    multiplier: str | None = field(init=False, repr=False)  # argument that the head's norm is multiplied by
     summed: tuple[str, ...] = field(init=False, repr=False)  # all arguments that stages multiply by or add
     readers: tuple[int | None, ...] = field(init=False, repr=False)  # of each stage's result, as a residual
 
@@ -148,13 +153,17 @@ class Chain:
         object.__setattr__(self, "names", (head, *[stage.names for stage in self.stages]))
         object.__setattr__(self, "frozen_names", (head, *[stage.frozen_names for stage in self.stages]))
         times = [stage.times for stage in self.stages if stage.times is not None]
-        of_head = tuple(dict.fromkeys([*self.head.saved_names, *times]))
+        read = self.head.backward.reads if self.head.backward is not None else ()
+        multiplier = next((name for name in self.others if name in read), None)
+        again = [] if multiplier is None else [multiplier]
+        of_head = tuple(dict.fromkeys([*self.head.saved_names, *again, *times]))
+        object.__setattr__(self, "multiplier", multiplier)
         object.__setattr__(self, "saved_names", (of_head, *[stage.saved_names for stage in self.stages]))
         object.__setattr__(self, "arguments", sum(map(len, self.names)))
-        read = [name for stage in self.stages for name in (stage.times, stage.residual)]
+        matrices = [name for stage in self.stages for name in (stage.times, stage.residual)]
         by_residual = {stage.residual: number for number, stage in enumerate(self.stages)}
         object.__setattr__(self, "dx_is_plain", self.head.backward is None and "x" not in dict(self.products))
-        object.__setattr__(self, "summed", tuple(dict.fromkeys([name for name in read if isinstance(name, str)])))
+        object.__setattr__(self, "summed", tuple(dict.fromkeys([name for name in matrices if isinstance(name, str)])))
         object.__setattr__(self, "readers", tuple([by_residual.get(number) for number in range(len(self.stages))]))
 
 

@@ -91,7 +91,9 @@ def _planned(
     biases = [site_call(forward, stage.linear).bias is not None for stage in chain.stages]
     own = [plans[number] for number in sites]
     sums, others = _sums_of(forward, chain)
-    shape = chain_shape(chain, own, biases, [chain_recipe(plan) for plan in own], sums, [name for name, _ in others])
+    multiplier = next((name for name, ref in others if ref == chain.stages[0].multiplier), None)
+    recipes = [chain_recipe(plan) for plan in own]
+    shape = chain_shape(chain, own, biases, recipes, sums, [name for name, _ in others], multiplier)
     missing = _missing_columns(forward, chain, shape)
     if missing:
         first, *rest = shape.stages
@@ -124,7 +126,7 @@ def _sums_of(
     outer: dict[Ref, None] = {}
     x = chain_input(forward, chain)
     for stage, number in zip(chain.stages, inner, strict=True):
-        refs = (stage.times, stage.residual if number is None else None)
+        refs = (stage.multiplier, stage.times, stage.residual if number is None else None)
         outer.update({ref: None for ref in refs if ref is not None and ref.text != x})
     names = {ref: "other" if len(outer) == 1 else f"other_{place}" for place, ref in enumerate(outer)}
 

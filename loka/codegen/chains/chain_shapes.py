@@ -38,10 +38,10 @@ class NormShape:
 
 @dataclass(frozen=True, slots=True)
 class StageShape:
-    """[norm] linear [* matrix] [+ matrix] [norm] [activation] for x (M, k) and a weight (n, k).
+    """[norm [* matrix]] linear [* matrix] [+ matrix] [norm] [activation] for x (M, k) and a weight (n, k).
 
-    Only the first stage may have `before`. `times` and `residual` name an argument of the chain, possibly "x"; if
-    `residual` is a number, it is the result of that stage.
+    Only the first stage may have `before`, and with it a `multiplier`, an argument of the chain. `times` and `residual`
+    name an argument, too, possibly "x"; if `residual` is a number, it is the result of that stage.
     """
 
     k: int
@@ -54,6 +54,7 @@ class StageShape:
     times: str | None = None
     residual: str | int | None = None
     dropout: float = 0.0
+    multiplier: str | None = None
     given: int = 0  # actual columns of x and weight, if the first stage's kernels pad them with zeros to k; else 0
 
     @property
@@ -125,7 +126,8 @@ class ChainShape:
     @property
     def ops(self) -> tuple[str, ...]:
         """The operations in order: ("layer_norm", "linear", "layer_norm", "silu")."""
-        before = [stage.before.kind for stage in self.stages if stage.before is not None]
+        first = self.stages[0]
+        before = [] if first.before is None else [first.before.kind, *["times"] * (first.multiplier is not None)]
         return (*before, *(step for stage in self.stages for step in stage.ops))
 
     def reader(self, index: int) -> int | None:
@@ -164,8 +166,11 @@ def chain_shape(
     recipes: Sequence[SiteRecipe],
     sums: Sequence[tuple[str | None, str | int | None]],
     others: Sequence[str],
+    multiplier: str | None = None,
 ) -> ChainShape:
     """The shape of a found chain; `plans`, `biases`, `recipes` and `sums` (times, residual) are those of its stages.
+
+    `multiplier`: the one of `others` that multiplies what the norm before the first linear gives.
 
     Raises LokaError if the width of a norm does not match its linear.
     """
@@ -181,6 +186,7 @@ def chain_shape(
         around = (before, after, stage.activation, *summed)
         dropout = stage.dropout.p if stage.dropout is not None else 0.0
         stages.append(StageShape(plan.site.k, plan.site.n, bias, recipe, *around, dropout))
+    stages[0] = replace(stages[0], multiplier=multiplier)
     return ChainShape(tuple(stages), tuple(others))
 
 
@@ -215,7 +221,8 @@ def forward_before(stage: StageShape, quantize: bool, save: bool) -> NormForward
     if norm is None:
         return quantizer(stage.k, stage.given)
     affine = (norm.weight, norm.bias)
-    return NormForward(stage.k, norm.kind, *affine, norm.eps, None, False, quantize, save, block=norm.block)
+    plain = NormForward(stage.k, norm.kind, *affine, norm.eps, None, False, quantize, save, block=norm.block)
+    return replace(plain, multiplied=stage.multiplier is not None)
 
 
 def forward_after(stage: StageShape, quantize: bool, save: bool, keep: bool = False) -> NormForward:
@@ -244,7 +251,8 @@ def backward_before(stage: StageShape, carried: bool = False) -> NormBackward:
     if norm is None:
         raise LokaError("no norm stands before the linear. This is a fault in LoKA: please report it.")
     affine = (norm.weight, norm.bias, norm.eps)
-    return NormBackward(stage.k, norm.kind, *affine, None, False, False, residual_grad_in=carried, block=norm.block)
+    spec = NormBackward(stage.k, norm.kind, *affine, None, False, False, residual_grad_in=carried, block=norm.block)
+    return replace(spec, multiplied=stage.multiplier is not None)
 
 
 def backward_after(

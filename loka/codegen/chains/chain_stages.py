@@ -78,13 +78,14 @@ class ChainStages:
         if norm is None:
             forward = self._forwards(self._input, "x") if fp8 else (None, None)
             return Stage(forward=forward[0], inference=forward[1])
-        forward = self._forwards(self._input, "x")
+        multiplier = {} if stage.multiplier is None else {"multiplier": stage.multiplier}
+        forward = self._forwards(self._input, "x", also=multiplier)
         spec = shapes.backward_before(stage, carried=any(self._shares("x")))
         return Stage(
             parameters=" ".join(f"norm_{name}" for name in ("weight", "bias") if getattr(norm, name)),
             forward=forward[0],
             inference=forward[1],
-            backward=self._kernel(spec, {**_GRADIENT, "x": "x"}, {**_SUMS}),
+            backward=self._kernel(spec, {**_GRADIENT, **multiplier, "x": "x"}, {**_SUMS}),
         )
 
     def _input(self, inference: bool) -> AnySpec:
@@ -106,11 +107,10 @@ class ChainStages:
         return under(spec, self.shape.stages[index + 1].x) if fp8 and not last else spec
 
     def _forwards(
-        self, spec_of: Callable[[bool], AnySpec], x: str, out: str = "x_plain", over_columns: bool = False
+        self, spec_of: Callable[[bool], AnySpec], x: str, out: str = "x_plain", also: Mapping[str, str] = _VECTORS
     ) -> tuple[Launch | None, Launch | None]:
         """The kernels of training and of inference; the second is None if it is the first."""
-        vectors = _OF_BATCH_NORM if over_columns else _VECTORS
-        arguments, results = {"x": x, **vectors, **_INPUT}, {**operand("x"), "out": out, "kept": "sum"}
+        arguments, results = {"x": x, **_VECTORS, **_INPUT, **also}, {**operand("x"), "out": out, "kept": "sum"}
         first, other = (self._kernel(spec_of(inference), arguments, results) for inference in (False, True))
         return first, None if other == first else other
 
@@ -150,7 +150,8 @@ class ChainStages:
         columns = norm is not None and norm.over_columns
         forward: tuple[Launch | None, Launch | None] = (None, None)
         if kernel:
-            forward = self._forwards(lambda inference: self._after(index, inference), "y", out, columns)
+            own = _OF_BATCH_NORM if columns else _VECTORS
+            forward = self._forwards(lambda inference: self._after(index, inference), "y", out, own)
         there = (stage.bias, norm is not None and norm.weight, norm is not None and norm.bias)
         vectors = [name for name, present in zip(_VECTORS.values(), there, strict=True) if present]
         vectors += ["running_mean", "running_var"] if columns else []
@@ -238,7 +239,7 @@ class ChainStages:
         for argument in ("x", *self.shape.others):
             plain, pairs = self._shares(argument)
             through_linear = argument == "x" and self.shape.stages[0].before is None
-            terms = len(plain) + through_linear
+            terms = len(plain) + through_linear + (argument == self.shape.stages[0].multiplier)
             if not (plain or pairs) or terms + 2 * len(pairs) == 1:
                 continue
             width = argument_width(self.shape, argument)
@@ -278,6 +279,8 @@ class ChainStages:
 
 def argument_width(shape: ChainShape, argument: str) -> int:
     """Number of columns of an argument that stages multiply by or add."""
+    if argument == shape.stages[0].multiplier:
+        return shape.stages[0].k
 
     def reads(stage: StageShape) -> bool:
         return argument in (stage.times, stage.residual)

@@ -269,8 +269,9 @@ class _Writer:
     def _pair(self, node: Pair, made: Value) -> tuple[str, Value] | None:
         """A sum or product; None where a tensor in it has no such layout."""
         operands: dict[int, Ref] = {}
-        # What a GEMM makes comes last, next to the sum or product.
-        for number in sorted(range(2), key=lambda each: self._layouts.is_of_gemm(node.operands[each].node)):
+        nodes = [operand.node for operand in node.operands]
+        # What a GEMM makes comes last, next to the sum or product, and else a norm.
+        for number in sorted(range(2), key=lambda n: (self._layouts.is_of_gemm(nodes[n]), isinstance(nodes[n], Norm))):
             operand = node.operands[number]
             dims = translated(made.dims, operand.steps)
             if dims is None:

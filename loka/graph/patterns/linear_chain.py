@@ -1,4 +1,4 @@
-"""Linear chains: runs of regions, each [norm] linear [* matrix] [+ matrix] [norm] [activation], run by one function."""
+"""Linear chains: runs of regions, each [norm [* matrix]] linear [* matrix] [+ matrix] [norm] [activation]."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 
 from loka.graph.expression import PRODUCT, Call, Ref, RefKind, locals_in, refs_in
 from loka.graph.ir import DTYPE, Dropout, ForwardIR, Region, Statement
-from loka.graph.patterns.norm import BATCH_NORM, ChainNorm, NormRun, norm_ending_at, norm_starting_at
+from loka.graph.patterns.norm import (
+    BATCH_NORM,
+    TORCH_NORMS,
+    ChainNorm,
+    NormRun,
+    norm_ending_at,
+    norm_starting_at,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +27,7 @@ class ChainStage:
     site: str
     linear: int  # the GEMM's index in `ForwardIR.statements`
     before: ChainNorm | None = None
+    multiplier: Ref | None = None  # factor of what `before` gives: a local from outside the chain
     after: ChainNorm | None = None
     activation: str | None = None  # "silu"; "gate_sigmoid" multiplies the input of the norm `after`
     dropout: Dropout | None = None  # of the result of a norm or an activation
@@ -45,7 +53,7 @@ class StaticOperands:
 
     norms: frozenset[str]
     activations: frozenset[str]
-    largest_block: int = 2**14  # of a block_norm, and the columns of a batch_norm
+    largest_block: int = 2**14  # of a block_norm, and the columns of a batch_norm or of a norm that is multiplied
 
 
 def find_chains(
@@ -58,8 +66,8 @@ def find_chains(
     """The chains in a forward's regions, in the order of the statements.
 
     `regions` are the candidates, in order; a region of one statement is just a linear. A chain takes the part of a
-    region that has the form [norm] linear [* matrix] [+ matrix] [norm] [activation] with operations in `known`; the
-    rest of the region stays outside and ends the chain. The matrices are locals of the result's shape
+    region that has the form [norm [* matrix]] linear [* matrix] [+ matrix] [norm] [activation] with operations in
+    `known`; the rest of the region stays outside and ends the chain. The matrices are locals of the result's shape
     (`Statement.even`), taken only for sites where `sums` is true; the second may be the result of an earlier stage, if
     that was a sum too and its only other reader is the next linear. A norm at a region's end that its chain did not
     take goes before the next region's linear, if that is its only reader. A chain ends before a linear or norm whose
@@ -95,24 +103,38 @@ class _Finder:
         if not places or places[0] < self._free:
             return None
         linear = places[0]
-        before = self._norm_before(linear)
+        before, multiplier = self._norm_before(linear)
         first, last = before.first if before else linear, linear
-        stage = ChainStage(region.site, linear, before.norm if before else None)
+        stage = ChainStage(region.site, linear, before.norm if before else None, multiplier)
         call = statements[linear].call
         if call is not None and call.out == PRODUCT:
             last, stage = self._follow(first, region.last, stage)
         self._free = last + 1
         return LinearChain(first, last, (stage,))
 
-    def _norm_before(self, linear: int) -> NormRun | None:
-        """The norm just before a linear, if the linear is its only reader and kernels support it."""
-        run = norm_ending_at(self._statements, linear - 1) if linear else None
+    def _norm_before(self, linear: int) -> tuple[NormRun | None, Ref | None]:
+        """The norm just before a linear, and what it is multiplied by; each has the next as its only reader."""
+        last, multiplier = linear - 1, None
+        run = norm_ending_at(self._statements, last) if linear else None
+        if run is None and last > 0:
+            run, multiplier = self._multiplied(last)
         if run is None or run.first < self._free or run.norm.kind == BATCH_NORM or not self._takes(run):
-            return None
-        target = self._statements[run.last].target
+            return None, None
+        target = self._statements[last].target
         if _input(self._statements[linear]) != target or self._readers.get(target) != {linear}:
-            return None
-        return run
+            return None, None
+        return run, multiplier
+
+    def _multiplied(self, product: int) -> tuple[NormRun | None, Ref | None]:
+        """The norm over rows of which a statement is the product with another matrix, and that matrix."""
+        run = norm_ending_at(self._statements, product - 1)
+        if run is None or product not in self._wanted or run.norm.kind not in TORCH_NORMS:
+            return None, None
+        target = self._statements[run.last].target
+        other = _other(self._statements[product], "mul", target)
+        held = 0 < run.norm.width <= self._known.largest_block
+        alone = self._readers.get(target) == {product} and other is not None and other.text != run.source
+        return (run, other) if held and alone else (None, None)
 
     def _follow(self, first: int, end: int, stage: ChainStage) -> tuple[int, ChainStage]:
         """The last statement of the chain after its linear, and the stage with the operations found there."""

@@ -19,9 +19,9 @@ def find_regions(forward: ForwardIR, wanted: Collection[str]) -> tuple[Region, .
     """The region around each call of the wanted sites (names relative to the owner), in the order of the statements.
 
     A region extends over the statements that follow the site: norms over the last dimension, activations, and
-    elementwise products and sums with earlier values; and over a norm just before it, if the norm is in no other
-    region. It is the longest such run of which only the last target is read outside. A site whose product is permuted
-    is a region of one operation.
+    elementwise products and sums with earlier values; and over a norm just before it, perhaps times a matrix, if the
+    norm is in no other region. It is the longest such run of which only the last target is read outside. A site whose
+    product is permuted is a region of one operation.
     """
     statements = forward.statements
     readers = readers_of(forward)
@@ -45,9 +45,12 @@ def find_regions(forward: ForwardIR, wanted: Collection[str]) -> tuple[Region, .
 
 
 def _norm_before(statements: Sequence[Statement], site: int, free: int, readers: dict[str, set[int]]) -> int:
-    """Index of the first statement of the norm just before `site`; `site` where there is none."""
+    """Index of the first statement of the norm, perhaps times a matrix, just before `site`; `site` without one."""
     if statements[site - 1].op in NORMS:
         return site - 1
+    if statements[site - 1].op == "mul" and site - 2 >= free and statements[site - 2].op in NORMS:
+        norm, factors = statements[site - 2].target, {ref.text for ref in statements[site - 1].operands}
+        return site - 2 if norm in factors and readers.get(norm) == {site - 1} else site
     run = norm_ending_at(statements, site - 1)
     if run is None or run.first < free:
         return site

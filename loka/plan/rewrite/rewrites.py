@@ -35,7 +35,7 @@ from loka.plan.rewrite.rewrite_request import (
     to_close,
 )
 from loka.plan.rewrite.site_mods import called_by_owner, named_as_in_model, weight_of
-from loka.plan.select.workload import DROPOUT, Surroundings, TracedNeighbours
+from loka.plan.select.workload import DROPOUT, TIMES, Surroundings, TracedNeighbours
 
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
@@ -85,7 +85,8 @@ class Rewrites:
 def _surroundings(chain: LinearChain) -> list[tuple[str, Surroundings]]:
     """Surroundings of each site of a chain: operations after a linear are those before the next."""
     found = []
-    before = chain.stages[0].before.kind if chain.stages[0].before is not None else ""
+    first = chain.stages[0]
+    before = "" if first.before is None else " ".join([first.before.kind, *[TIMES] * (first.multiplier is not None)])
     for number, stage in enumerate(chain.stages):
         after = _after(stage)
         found.append((stage.site, Surroundings(before, after, number == 0, number == len(chain.stages) - 1)))

@@ -14,7 +14,7 @@ from loka.kernels.measurements.part_bounds import bound_us, interaction_us
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartCosts, PartKind, PartTime, TimeSource, less_sure
 from loka.numerics.enums import Format
 from loka.plan.plan import StepTime
-from loka.plan.select.workload import COMPILED, DROPOUT, RENDERED, STATIC_SCALES, STATIC_SCALES_TILES
+from loka.plan.select.workload import COMPILED, DROPOUT, RENDERED, STATIC_SCALES, STATIC_SCALES_TILES, UNMEASURED
 
 _NORM, _ACTIVATIONS = "layer_norm", ("silu", "hardswish", "relu")  # substitutes for others that move the same bytes
 
@@ -73,6 +73,8 @@ _DROPOUT_US = {
     (COMPILED, PartKind.BACKWARD): 0.7,
 }
 _DERIVED_NOISE = 0.1  # of both
+# Noise of LoKA's kernels with what they were never timed with: so large that `auto` fuses nothing for its sake.
+_UNMEASURED_NOISE = 0.5
 
 # Noise of an interaction's time estimated from its bytes: eight measured kernels (docs/results/LOG.md, "where Wukong
 # small's step went") are from 10 % below it to 15 % above.
@@ -115,6 +117,8 @@ class PerfModel:
 
     def _look_up(self, part: Part) -> Latency | None:
         words = part.around.split() if part.kernel in (RENDERED, COMPILED) else ()
+        if not UNMEASURED.isdisjoint(words):
+            return self._unmeasured(part)
         if DROPOUT in words:
             return self._with_dropout(part)
         if BATCH_NORM in words:
@@ -134,6 +138,14 @@ class PerfModel:
             if timed is not None:
                 return _latency(timed).estimate(bound_us(part, self.device) / bound_us(other, self.device))
         return None
+
+    def _unmeasured(self, part: Part) -> Latency | None:
+        """A part with what LoKA's kernels were never timed with, from the part without it."""
+        around = " ".join(word for word in part.around.split() if word not in UNMEASURED)
+        known = self.part(replace(part, around=around))
+        if known is None or part.kernel == COMPILED:
+            return known
+        return replace(known, noise=hypot(known.noise, known.us * _UNMEASURED_NOISE))
 
     def _with_dropout(self, part: Part) -> Latency | None:
         """A part with a dropout: the part without, and what the dropout adds."""

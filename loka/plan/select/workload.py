@@ -45,6 +45,8 @@ COMPILED = "compiled"  # by torch.compile; not recorded, derived from rendered k
 # Rendered, with static scales; not recorded, derived from rendered kernels.
 STATIC_SCALES, STATIC_SCALES_TILES = "static", "static-tiles"
 DROPOUT = "dropout"
+TIMES = "times"  # what a norm gives is multiplied by a matrix, whose bytes are the same in each kernel
+UNMEASURED = frozenset({TIMES})  # what LoKA's kernels were never timed with
 DTYPE = "bfloat16"  # of activations: the model's own, or autocast's
 _GEMMS = frozenset({"linear", "matmul", "mm", "addmm", "einsum", "bmm"})
 

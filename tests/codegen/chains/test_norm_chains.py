@@ -227,3 +227,70 @@ def test_an_rms_norm_without_an_eps_takes_torchs_own(planned):
         found = chains.gradients(model, x, dy)
         patch.verify()
     chains.assert_within(found, expected, 1e-5)
+
+
+class Gated(nn.Module):
+    """As an HSTU layer ends: a norm of one part of a product, times the other."""
+
+    def __init__(self, norm: nn.Module, width: int = 48) -> None:
+        super().__init__()
+        self.up, self.norm, self.out = nn.Linear(width, 2 * width), norm, nn.Linear(width, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        u, a = F.silu(self.up(x)).chunk(2, -1)
+        return torch.relu(self.out(self.norm(a) * u))
+
+
+class WithResidual(Gated):
+    """What multiplies the norm is read again, and so is what the norm takes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        u, a = F.silu(self.up(x)).chunk(2, -1)
+        return torch.relu(self.out(u * self.norm(a))) + (u + a)[:, :32]
+
+
+class OfItself(Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        u, a = F.silu(self.up(x)).chunk(2, -1)
+        return torch.relu(self.out(self.norm(a) * a)) + u[:, :32]
+
+
+class NormReadTwice(Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        u, a = F.silu(self.up(x)).chunk(2, -1)
+        n = self.norm(a)
+        return torch.relu(self.out(n * u)) + n.mean()
+
+
+def multipliers_of(module: nn.Module) -> list[bool]:
+    """For each chain, whether the norm at its head is multiplied by a matrix."""
+    forward = chains.traced(module, lambda batch: torch.randn(batch, 48))
+    found = find_chains(forward, forward.regions, chain_shapes.KNOWN)
+    return [chain.stages[0].multiplier is not None for chain in found]
+
+
+@pytest.mark.parametrize("form", [Gated, WithResidual])
+@pytest.mark.parametrize("norm", [nn.LayerNorm(48), nn.RMSNorm(48, elementwise_affine=False)])
+@pytest.mark.parametrize("recipe", [chains.AS_IS, chains.CHAIN])
+def test_a_norm_times_a_matrix_is_the_head_of_a_chain(planned, form, norm, recipe):
+    torch.manual_seed(0)
+    body = form(copy.deepcopy(norm))
+    for parameter in body.norm.parameters():
+        nn.init.normal_(parameter)
+    assert multipliers_of(body) == [False, True]
+    package = planned(chains.chain_plan(body, recipe, lambda batch: torch.randn(batch, 48)))
+    model = chains.Holder(body)
+    x, dy = torch.randn(33, 48), torch.randn(33, 32)
+    exact = chains.Holder(chains.simulated(body)) if recipe is chains.CHAIN else copy.deepcopy(model).double()
+    expected = chains.gradients(exact, x.double(), dy.double())
+    with package.apply(model) as patch:
+        found = chains.gradients(model, x, dy)
+        patch.verify()
+        compiled = chains.gradients(torch.compile(model, fullgraph=True, backend="aot_eager"), x, dy)
+    chains.assert_within(found, expected, 1e-5 if recipe is chains.AS_IS else 0.03)
+    chains.assert_within(compiled, found, 1e-6)
+
+
+@pytest.mark.parametrize("form", [OfItself, NormReadTwice])
+def test_other_products_of_a_norm_are_not(form):
+    assert not any(multipliers_of(form(nn.LayerNorm(48))))

@@ -103,6 +103,8 @@ def test_a_row_fits_its_configuration():
         (lambda: NormForward(2**20 + 1, "layer_norm", True, True, 1e-5, None, False, True, True), "1048577 wide"),
         (lambda: NormForward(8, "batch_norm", True, True, 1e-5, None, False, True, True), "batch_norm"),
         (lambda: NormForward(8, "rms_norm", True, False, 1e-5, "softplus", False, True, True), "softplus"),
+        (lambda: NormForward(8, "rms_norm", True, False, activation="silu", multiplied=True), "without an activation"),
+        (lambda: NormBackward(256, "block_norm", multiplied=True), "multiplies what a norm over rows"),
         (lambda: NormForward(8, "rms_norm", True, False, float("nan"), None, False, True, True), "eps"),
         (lambda: NormBackward(8, "rms_norm", True, False, -1.0, None, False, True), "eps"),
         (lambda: NormForward(8, None, True, False, 1e-5, None, False, True, True), "neither weight nor bias"),

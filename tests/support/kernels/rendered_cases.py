@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loka.devices.spec import RowLaunch
+from loka.kernels.fused.kernel_values import LARGEST_HELD
 from loka.kernels.fused.launching import launch
 from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose, Transpose
 from loka.kernels.fused.norm.norm_spec import GATES, NormBackward, NormForward, Spec
@@ -63,6 +64,8 @@ def norm_specs(width: int, parts: Sequence[tuple[str | None, bool, bool, str | N
                 specs.append(NormForward(width, norm, weight, bias, 1e-5, activation, add, quantize, save=True))
             if norm or activation or quantize:
                 specs.append(NormBackward(width, norm, weight, bias, 1e-5, activation, add, quantize))
+            if norm in ("layer_norm", "rms_norm") and activation is None and width <= LARGEST_HELD:
+                specs += [replace(spec, multiplied=True) for spec in specs[-2:]]
     return specs
 
 
@@ -126,7 +129,7 @@ class Inputs:
 def random_inputs(
     rows: int, width: int, dtype: torch.dtype, device: str = "cpu", heavy: bool = False, seed: int = 0
 ) -> Inputs:
-    """x (rows, width), add, weight, bias (width,), grad; rows differ in size, `heavy` ones have far outliers."""
+    """x, multiplier, grad (rows, width), add, weight, bias (width,); rows differ in size, `heavy` ones by far."""
     generator = torch.Generator().manual_seed(seed + 7919 * rows + width)
 
     def normal(*shape: int) -> Tensor:
@@ -138,6 +141,7 @@ def random_inputs(
     if heavy:  # the square root of a Cauchy's size: tails of a Student t with two degrees of freedom
         x, grad = (m * (normal(rows, width) / normal(rows, width)).abs().sqrt().clamp(max=1e3) for m in (x, grad))
     tensors = {"x": x, "add": normal(width), "weight": 0.5 + normal(width).abs(), "bias": 0.3 * normal(width)}
+    tensors["multiplier"] = normal(rows, width)
     moved = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
     return Inputs(moved, grad.to(device, dtype))
 
@@ -157,7 +161,8 @@ def exact_forward(spec: NormForward | NormBackward, tensors: dict[str, Tensor], 
     elif spec.norm == "block_norm":
         y = F.rms_norm(y.unflatten(-1, (-1, spec.block)), (spec.block,), None, eps).flatten(-2)
     gates = {"gate_sigmoid": torch.sigmoid, "gate_hardsigmoid": F.hardsigmoid}
-    return taken * gates[spec.activation](y) if spec.activation in gates else exact_activation(spec.activation, y)
+    y = taken * gates[spec.activation](y) if spec.activation in gates else exact_activation(spec.activation, y)
+    return y * tensors["multiplier"] if spec.multiplied else y
 
 
 def exact_activation(activation: str | None, z: Tensor) -> Tensor:
@@ -168,10 +173,11 @@ def exact_activation(activation: str | None, z: Tensor) -> Tensor:
 
 
 def exact_gradients(spec: NormBackward, inputs: Inputs, eps: float = 1e-5) -> dict[str, Tensor]:
-    """dx, dweight, dbias, dadd in float64, by autograd."""
+    """dx, dweight, dbias, dadd, dmultiplier in float64, by autograd."""
     leaves = {name: tensor.double().requires_grad_() for name, tensor in inputs.tensors.items()}
     output = exact_forward(spec, leaves, eps)
     names = ["x", *(name for name in ("weight", "bias", "add") if getattr(spec, name))]
+    names += ["multiplier"] if spec.multiplied else []
     gradients = torch.autograd.grad(output, [leaves[name] for name in names], inputs.grad.double())
     return {f"d{name}": gradient for name, gradient in zip(names, gradients, strict=True)}
 
@@ -218,6 +224,8 @@ def rounding_of(spec: NormForward | NormBackward, inputs: Inputs, exact: Tensor)
 def gradient_size(spec: NormBackward, inputs: Inputs) -> Tensor:
     """An upper bound of dx's terms (M, 1) in float64, which cancel where grad lies along the norm's input."""
     grad = inputs.grad.double().abs().amax(1, keepdim=True)
+    if spec.multiplied:
+        grad = (inputs.grad * inputs.tensors["multiplier"]).double().abs().amax(1, keepdim=True)
     size = 1.5 * grad  # no activation is steeper: this is hard swish at 3
     if spec.activation in GATES:  # a sigmoid's slope is 1/4 at most, times what the norm took
         size = (

@@ -64,7 +64,7 @@ class FusedCastTranspose:
 def fits(spec: NormForward | NormBackward) -> bool:
     """True if a tile is enough for a spec."""
     over_more = spec.traits.over_rows or spec.traits.over_columns
-    if not (spec.quantize and spec.how.overflow_stats) or over_more or spec.times or spec.dropout:
+    if not (spec.quantize and spec.how.overflow_stats) or over_more or spec.times or spec.multiplied or spec.dropout:
         return False
     if spec.traits.over_blocks and spec.block > WIDEST_BLOCK:
         return False

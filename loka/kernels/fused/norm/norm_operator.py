@@ -21,7 +21,7 @@ from loka.kernels.fused.quantization import Quantization
 from loka.numerics.quantize import FORMATS
 
 VECTORS = ("add", "weight", "bias", "mean_dn", "mean_dn_n")
-MATRICES = ("residual_grad_in", "x", "times", "residual")  # beside the first parameter
+MATRICES = ("residual_grad_in", "x", "times", "residual", "multiplier")  # beside the first parameter
 SUMS_OF_COLUMNS = ("dweight", "dbias", "dadd")
 _WITH_SUMS_OF_ROWS = ("dweight", "dbias")  # of a backward of wide rows
 _OUT = ("values", "out", "dx")  # of a kernel `out_ptr`
@@ -77,6 +77,7 @@ class _NormOperator(SpecOperator):
             "dx": ((m, width), first.dtype),
             "kept": ((m, width), own),
             "residual_grad_out": ((m, width), outer),
+            "dmultiplier": ((m, width), first.dtype),
             "mean": ((m,), float32),
             "rstd": ((m,), float32),
             **dict.fromkeys(SUMS_OF_COLUMNS, ((parts, width), float32)),
@@ -101,6 +102,7 @@ class _NormOperator(SpecOperator):
             backward = norm_reference.norm_backward(given.pop("grad"), **given, **norm)
             y, outer = backward.x, given.get("residual_grad_in", arguments[0]).dtype
             found = {"dx": y.to(arguments[0].dtype), "residual_grad_out": backward.sum.to(outer)}
+            found |= {"dmultiplier": backward.multiplier.to(arguments[0].dtype)}
             found |= {"dweight": backward.weight, "dbias": backward.bias, "dadd": backward.add}
         if spec.quantize:
             found |= dict(zip(how.results, quantized(how, y, *quantizing.values()), strict=True))
@@ -110,10 +112,14 @@ class _NormOperator(SpecOperator):
         return made if len(made) > 1 else made[0]
 
     def contiguous(self, arguments: Sequence[Any]) -> list[Any]:
-        """The tensors among the arguments as a kernel reads them: the first by whole rows, the others contiguous."""
-        given = arguments[1 : len(self.spec.parameters)]
-        rest = (None if tensor is None else tensor.contiguous() for tensor in given)  # no mask, say
-        return [checks.whole_rows(arguments[0]), *rest]
+        """The tensors among the arguments as a kernel reads them: two matrices by whole rows, the others contiguous."""
+        parameters, found = self.spec.parameters, list[Any]()
+        for place, tensor in enumerate(arguments[: len(parameters)]):
+            by_rows = place == 0 or parameters[place] == "multiplier"
+            if tensor is not None:  # as a mask may be
+                tensor = checks.whole_rows(tensor) if by_rows else tensor.contiguous()
+            found.append(tensor)
+        return found
 
 
 def quantized(how: Quantization, y: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
@@ -181,6 +187,7 @@ class NormOperator(_NormOperator):
             values |= {"parts": values["maxima"].shape[0] if "maxima" in values else 0}
             values |= {"COLUMNS": columns, "k": width} if forward else {}
             values |= {"DROPOUT": spec.dropout}
+            values |= {"multiplier_stride": values["multiplier"].stride(0) if spec.multiplied else 0}
         launch_by_name(launch, kernel, (programs,), values | gives, it.warps)
 
     def _launch_passes(

@@ -39,7 +39,7 @@ class Backward:
     """Gradients in float32: of x (M, width), and of weight, bias and add, summed over all rows (1, width).
 
     `weight` and `bias` are those of a norm that had them (weight is empty without a norm). `sum` (M, width) is the
-    gradient of what the norm took.
+    gradient of what the norm took, `multiplier` (M, width) that of the multiplier (empty without one).
     """
 
     x: Tensor
@@ -47,6 +47,7 @@ class Backward:
     bias: Tensor
     add: Tensor
     sum: Tensor
+    multiplier: Tensor
 
 
 def norm_forward(
@@ -61,13 +62,14 @@ def norm_forward(
     eps: float = 1e-5,
     activation: str | None = None,
     block: int = 256,
+    multiplier: Tensor | None = None,
     mask: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Forward:
-    """x (M, width) -> [+ add] -> [* times] -> [+ residual] -> [norm over width] -> [activation] -> [dropout].
+    """x (M, width) -> [+ add] -> [* times] -> [+ residual] -> [norm] -> [activation] -> [* multiplier] -> [dropout].
 
-    add, weight, bias (width,); times, residual, mask (M, width). A block_norm is an rms_norm of each `block` neighbours
-    in a row; it has no weight, no bias and saves nothing.
+    add, weight, bias (width,); times, residual, multiplier, mask (M, width). The norm is over the width. A block_norm
+    is an rms_norm of each `block` neighbours in a row; it has no weight, no bias and saves nothing.
     """
     x = x.float()
     if add is not None:
@@ -83,7 +85,8 @@ def norm_forward(
     traits = norm_of(norm)
     normed = traits.forward(x, eps, block)
     rstd = normed.rstd if traits.saved else x.new_empty(0)
-    y = _dropped(_activate(_affine(normed.n, weight, bias), activation, kept), mask, dropout)
+    y = _activate(_affine(normed.n, weight, bias), activation, kept)
+    y = _dropped(y if multiplier is None else y * multiplier.float(), mask, dropout)
     return Forward(y, normed.mean, rstd, kept)
 
 
@@ -104,10 +107,11 @@ def norm_backward(
     eps: float = 1e-5,
     activation: str | None = None,
     block: int = 256,
+    multiplier: Tensor | None = None,
     mask: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Backward:
-    """The gradient of `norm_forward`: grad (M, width) is its result's; add, times, mean, rstd as it had or gave them.
+    """The gradient of `norm_forward`: grad (M, width) is its result's; the others as it had or gave them.
 
     x is its input where `add` is given too, or nothing was done to it before the norm; else what it kept.
     `residual_grad_in` (M, width) is a further gradient of what it kept. A norm that saves no statistics finds them from
@@ -115,6 +119,8 @@ def norm_backward(
     Raises InputError where a norm or an activation lacks x, or a norm its statistics.
     """
     grad = _dropped(grad.float(), mask, dropout)
+    product_grad, dmultiplier = grad, grad.new_empty(0)
+    grad = grad if multiplier is None else grad * multiplier.float()
     dz, dweight = grad, grad.new_empty(0)
     dbias = dz.sum(0, keepdim=True)
     dsum = dz
@@ -128,6 +134,7 @@ def norm_backward(
         else:
             normed = _normalised_again(z, norm, mean, rstd, eps, block)
             y = _affine(normed.n, weight, bias)
+            dmultiplier = product_grad * _activate(y, activation, z) if multiplier is not None else dmultiplier
             dz = _activation_backward(dz, y, activation, z)
             dweight, dbias = (dz * normed.n).sum(0, keepdim=True), dz.sum(0, keepdim=True)
             dn = dz if weight is None else dz * weight.float()
@@ -137,7 +144,7 @@ def norm_backward(
     if residual_grad_in is not None:
         dsum = dsum + residual_grad_in.float()
     dx = dsum if times is None else dsum * times.float()
-    return Backward(dx, dweight, dbias, dx.sum(0, keepdim=True), dsum)
+    return Backward(dx, dweight, dbias, dx.sum(0, keepdim=True), dsum, dmultiplier)
 
 
 def _normalised_again(

@@ -7,7 +7,7 @@ sums are float32 whatever the dtype of x. Scales are powers of two, one a row, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from loka.errors import InputError
 from loka.kernels.fused.kernel_values import LARGEST_HELD, check_width
@@ -33,6 +33,8 @@ class _NormSpec:
     activation: str | None = None  # one of ACTIVATIONS, or with a norm of GATES
     add: bool = False  # whether a vector (a linear's bias) is added to x first
     quantize: bool = False  # e4m3 with a power-of-two scale a row, or a matrix of floats
+    _: KW_ONLY
+    multiplied: bool = False  # whether what a norm over the row gives is multiplied by a matrix
 
     @property
     def traits(self) -> NormTraits:
@@ -47,18 +49,19 @@ class _NormSpec:
 
 @dataclass(frozen=True, slots=True)
 class NormForward(_NormSpec):
-    """[+ add] -> [* times] -> [+ residual] -> [norm] -> [activation] -> e4m3 rows or a plain matrix.
+    """[+ add] -> [* times] -> [+ residual] -> [norm] -> [activation] -> [* multiplier] -> e4m3 rows or a plain matrix.
 
     Parameters of the operator, in this order, those that the spec has: x (M, width), add (width,), times and residual
-    (M, width), weight and bias (width,), all of any floating dtype; and, where the result is a plain matrix or there is
-    `kept`, `dtype: torch.dtype | None = None` of it (None: that of x). Results, in this order: values (M, width) e4m3,
-    scale (M, 1), scale_max (P,) where `quantize`, else out (M, width); then kept (M, width), what the norm takes, where
-    the spec has it; then mean (M,) and rstd (M,) where they are saved. P is the number of programs launched (1 on the
-    CPU); `scale_max` is the largest scale that each of them wrote, zero where it had no row. In another mode, `how`, a
-    parameter `scale` or `maxima` follows the other tensors, and its results stand for values, scale and scale_max. With
-    a dropout the last tensor is mask (M, width) of uint8 or None, and where it is not None the result is zero where it
-    is zero, and else divided by 1 - dropout. `aligned` columns of values, more than x has, are zeros behind those of x.
-    Of a batch_norm add is the negative of the columns' means, and weight its own over their standard deviations.
+    (M, width), weight and bias (width,), multiplier (M, width), all of any floating dtype; and, where the result is a
+    plain matrix or there is `kept`, `dtype: torch.dtype | None = None` of it (None: that of x). Results, in this order:
+    values (M, width) e4m3, scale (M, 1), scale_max (P,) where `quantize`, else out (M, width); then kept (M, width),
+    what the norm takes, where the spec has it; then mean (M,) and rstd (M,) where they are saved. P is the number of
+    programs launched (1 on the CPU); `scale_max` is the largest scale that each of them wrote, zero where it had no
+    row. In another mode, `how`, a parameter `scale` or `maxima` follows the other tensors, and its results stand for
+    values, scale and scale_max. With a dropout the last tensor is mask (M, width) of uint8 or None, and where it is not
+    None the result is zero where it is zero, and else divided by 1 - dropout. `aligned` columns of values, more than x
+    has, are zeros behind those of x. Of a batch_norm add is the negative of the columns' means, and weight its own over
+    their standard deviations.
     """
 
     save: bool = False  # whether the statistics of the norm are returned, for the backward; rms_norm has rstd alone
@@ -93,7 +96,7 @@ class NormForward(_NormSpec):
         what = _what(self) or ("" if sums else "quantize")
         width = f"{self.width}_to_{self.aligned}" if self.aligned else _width(self)
         how = self.how.name if self.quantize else ""
-        parts = (*sums, what, _dropout(self), how, width, _eps(self), inference)
+        parts = (*sums, what, _multiplied(self), _dropout(self), how, width, _eps(self), inference)
         name = "_".join(part for part in parts if part)
         return name if name != self.activation else f"{name}_forward"  # a device function is called after an activation
 
@@ -106,7 +109,8 @@ class NormForward(_NormSpec):
     def parameters(self) -> tuple[str, ...]:
         """The operator's tensor parameters."""
         sums = _named(add=self.add, times=self.times, residual=self.residual)
-        return ("x", *sums, *_named(weight=self.weight, bias=self.bias), *_last(self))
+        vectors = _named(weight=self.weight, bias=self.bias)
+        return ("x", *sums, *vectors, *_named(multiplier=self.multiplied), *_last(self))
 
     @property
     def takes_dtype(self) -> bool:
@@ -122,17 +126,18 @@ class NormForward(_NormSpec):
 
 @dataclass(frozen=True, slots=True)
 class NormBackward(_NormSpec):
-    """The gradient of [+ add] -> [* times] -> [norm] -> [activation] with respect to x, as e4m3 rows or a plain matrix.
+    """The gradient with respect to x of what a `NormForward` computes, as e4m3 rows or a plain matrix.
 
     Parameters, in this order, those that the spec needs: grad (M, width), the output's gradient; residual_grad_in (M,
     width), the gradient of the sum before the norm that comes from elsewhere; x (M, width), the forward's input, before
     `add`, or, with `summed`, the sum that the forward kept; add, weight, bias (width,); times (M, width); mean (M,) and
-    rstd (M,) as the forward saved them. x is not read where neither norm nor activation is there, nor add with
-    `summed`, nor bias without an activation. Results: values (M, width) e4m3, scale (M, 1), scale_max (P,) where
-    `quantize`, else dx (M, width) in the dtype of grad; then residual_grad_out (M, width), the whole gradient of that
-    sum, in the dtype of residual_grad_in where there is one, else of grad; then dweight, dbias, dadd, those that exist:
-    partial sums (P, width) in float32, which `Reduce` adds up. A block_norm has no statistics: rstd is found again from
-    x. Of `how` the same holds as in the forward; `maximum` gives no sums.
+    rstd (M,) as the forward saved them; multiplier (M, width). x is not read where neither norm nor activation is
+    there, nor add with `summed`, nor bias without an activation or a multiplier. Results: values (M, width) e4m3, scale
+    (M, 1), scale_max (P,) where `quantize`, else dx (M, width) in the dtype of grad; then residual_grad_out (M, width),
+    the whole gradient of that sum, in the dtype of residual_grad_in where there is one, else of grad; then dmultiplier
+    (M, width) in that of grad, where there is a multiplier; then dweight, dbias, dadd, those that exist: partial sums
+    (P, width) in float32, which `Reduce` adds up. A block_norm has no statistics: rstd is found again from x. Of `how`
+    the same holds as in the forward; `maximum` gives no sums.
 
     With x + add = n, a batch_norm has two kernels. With `sums_only` the results are dweight and dbias, of dz * n and
     of dz, dz being the gradient of n * weight + bias. The other takes what follows from them, the means of columns
@@ -177,7 +182,8 @@ class NormBackward(_NormSpec):
         residual = ["_".join(["residual", *ends])] if ends else []
         eps = _eps(self) if self.traits.eps_in_backward else ""
         kind = "sums" if self.sums_only else self.how.name if self.quantize else ""
-        parts = (*sums, _what(self), _dropout(self), "backward", *residual, kind, _width(self), eps)
+        what = (_what(self), _multiplied(self), _dropout(self))
+        parts = (*sums, *what, "backward", *residual, kind, _width(self), eps)
         return "_".join(part for part in parts if part)
 
     @property
@@ -193,10 +199,12 @@ class NormBackward(_NormSpec):
     @property
     def parameters(self) -> tuple[str, ...]:
         """The operator's parameters, all tensors."""
-        vectors = _named(x=self.reads_x, add=self.adds, weight=self.weight, bias=self.bias and bool(self.activation))
+        bias = self.bias and (bool(self.activation) or self.multiplied)
+        vectors = _named(x=self.reads_x, add=self.adds, weight=self.weight, bias=bias)
         carried, factors = _named(residual_grad_in=self.residual_grad_in), _named(times=self.times)
         means = _MEANS if self.traits.over_columns and not self.sums_only else ()
-        return ("grad", *carried, *vectors, *factors, *self.traits.saved, *means, *_last(self))
+        multiplied = _named(multiplier=self.multiplied)
+        return ("grad", *carried, *vectors, *factors, *self.traits.saved, *means, *multiplied, *_last(self))
 
     @property
     def adds(self) -> bool:
@@ -214,7 +222,11 @@ class NormBackward(_NormSpec):
         if self.traits.over_columns:
             return out + _named(residual_grad_out=self.residual_grad_out)
         return out + _named(
-            residual_grad_out=self.residual_grad_out, dweight=self.weight, dbias=self.bias, dadd=self.add
+            residual_grad_out=self.residual_grad_out,
+            dmultiplier=self.multiplied,
+            dweight=self.weight,
+            dbias=self.bias,
+            dadd=self.add,
         )
 
 
@@ -230,6 +242,10 @@ def _named(**present: bool) -> tuple[str, ...]:
 def _last(spec: NormForward | NormBackward) -> tuple[str, ...]:
     """The parameters that a quantization and a dropout need."""
     return (spec.how.parameters if spec.quantize else ()) + _named(mask=spec.dropout > 0.0)
+
+
+def _multiplied(spec: NormForward | NormBackward) -> str:
+    return "multiplied" if spec.multiplied else ""
 
 
 def _dropout(spec: NormForward | NormBackward) -> str:
@@ -302,6 +318,12 @@ def _check_norm(spec: NormForward | NormBackward) -> None:
         raise InputError(
             f"a kernel has a dropout above 0 and below 1, for rows of up to {LARGEST_HELD} elements, and not where it "
             f"finds the maximum alone; this is {spec.dropout} for {spec.width} elements, {spec.how.scaling}"
+        )
+    over_row = spec.traits.over_rows and not spec.activation
+    if spec.multiplied and (not over_row or spec.width > LARGEST_HELD or spec.how.scaling == "maximum"):
+        raise InputError(
+            f"a kernel multiplies what a norm over rows of up to {LARGEST_HELD} elements gives, without an activation, "
+            f"and not where it finds the maximum alone; this is {_what(spec) or 'no norm'} of {spec.width}"
         )
     if not spec.quantize and spec.how != ROWWISE:
         raise InputError(f"a kernel that does not quantize has no scaling, and so not {spec.how.name!r}")

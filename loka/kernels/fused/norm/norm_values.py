@@ -126,6 +126,7 @@ def norm_title(spec: NormForward | NormBackward) -> str:
         steps.append(spec.traits.title + block + eps)
     if spec.activation is not None:
         steps.append(_ACTIVATIONS[spec.activation])
+    steps += ["product"] if spec.multiplied else []
     title = _title(spec, steps, spec.how.description)
     room = 120 - len('    """ for grad (m, WIDTH)."""')
     return title if len(title) <= room else _title(spec, steps, spec.how.short_description)
