@@ -9,11 +9,13 @@ from types import ModuleType
 
 import pytest
 import torch
+from torch import nn
 
 from loka import dispatch
 from loka.codegen import render_package
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen import codegen_plans as plans
+from tests.support.codegen.chain_bodies import Gated
 from tests.support.gpu import ON_HOPPER
 
 pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("fresh_compiler")]
@@ -174,3 +176,20 @@ def test_autocast_gives_the_dtype_of_a_linear(made: Made) -> None:
         y.float().square().mean().backward()
         patch.verify()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.parametrize("recipe", ["fp8", "plain"])
+@pytest.mark.parametrize(("width", "rows"), [(1024, 8192), (1100, 513)])
+def test_a_norm_times_part_of_a_product(planned: plans.PlanPackage, recipe: str, width: int, rows: int) -> None:
+    torch.manual_seed(0)
+    body = Gated(nn.LayerNorm(width), width)
+    package = planned(chains.chain_plan(body, RECIPES[recipe], lambda batch: torch.randn(batch, width)))
+    model = chains.Holder(body).cuda().bfloat16()
+    exact = chains.Holder(chains.simulated(body) if recipe == "fp8" else copy.deepcopy(body).double())
+    x, dy = chains.gpu_operands(rows, width)
+    expected = chains.gradients(exact, x.double(), dy[:, :32].contiguous().double())
+    with package.apply(model) as patch:
+        found = chains.gradients(model, x, dy[:, :32].contiguous())
+        patch.verify()
+    errors = {key: chains.error(value, expected[key]) for key, value in found.items()}
+    assert max(errors.values()) < 0.1, errors

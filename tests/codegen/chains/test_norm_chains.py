@@ -14,7 +14,7 @@ from loka.codegen.chains import chain_shapes
 from loka.graph.patterns.linear_chain import StaticOperands, find_chains
 from loka.mods.norms import BlockNorm
 from tests.support.codegen import chain_plans as chains
-from tests.support.codegen.chain_bodies import block_body, swish_body
+from tests.support.codegen.chain_bodies import Gated, block_body, swish_body
 from tests.support.codegen.policy_packages import Make
 
 pytestmark = pytest.mark.slow
@@ -227,18 +227,6 @@ def test_an_rms_norm_without_an_eps_takes_torchs_own(planned):
         found = chains.gradients(model, x, dy)
         patch.verify()
     chains.assert_within(found, expected, 1e-5)
-
-
-class Gated(nn.Module):
-    """As an HSTU layer ends: a norm of one part of a product, times the other."""
-
-    def __init__(self, norm: nn.Module, width: int = 48) -> None:
-        super().__init__()
-        self.up, self.norm, self.out = nn.Linear(width, 2 * width), norm, nn.Linear(width, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        u, a = F.silu(self.up(x)).chunk(2, -1)
-        return torch.relu(self.out(self.norm(a) * u))
 
 
 class WithResidual(Gated):

@@ -168,3 +168,15 @@ RECIPES: dict[str, chains.Recipe] = {
 def plan_of(recipe: str, body: str) -> Plan:
     """The plan of a body under a recipe."""
     return chains.chain_plan(BODIES[body], RECIPES[recipe])
+
+
+class Gated(nn.Module):
+    """As an HSTU layer ends: a norm of one part of a product, times the other."""
+
+    def __init__(self, norm: nn.Module, width: int = 48) -> None:
+        super().__init__()
+        self.up, self.norm, self.out = nn.Linear(width, 2 * width), norm, nn.Linear(width, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        u, a = F.silu(self.up(x)).chunk(2, -1)
+        return torch.relu(self.out(self.norm(a) * u))
