@@ -208,6 +208,21 @@ def test_a_batch_norm_and_a_dropout_cost_more_than_what_they_are_derived_from(
     assert (made.source, made.noise > 0.05 * (made.us - without.us)) == (TimeSource.ESTIMATED, True)
 
 
+@pytest.mark.parametrize(("around", "like"), [("layer_norm times", "layer_norm"), ("rms_norm tanh", "rms_norm relu")])
+def test_what_never_ran_on_a_gpu_is_fused_for_no_gain(around: str, like: str) -> None:
+    perf_model = PerfModel(MadeUp())
+
+    def time(kernel: str, around: str) -> Latency:
+        found = perf_model.part(Part(PartKind.FORWARD, kernel, 16384, 2048, recipe="bfloat16", around=around))
+        assert found is not None
+        return found
+
+    made, compiled = time("rendered", around), time("compiled", around)
+    assert (made.us, compiled.us) == (time("rendered", like).us, time("compiled", like).us)
+    assert made.us < compiled.us
+    assert made.ties_with(compiled)
+
+
 def test_each_part_is_looked_up_once() -> None:
     costs = MadeUp()
     perf_model = PerfModel(costs)

@@ -117,7 +117,7 @@ class PerfModel:
 
     def _look_up(self, part: Part) -> Latency | None:
         words = part.around.split() if part.kernel in (RENDERED, COMPILED) else ()
-        if not UNMEASURED.isdisjoint(words):
+        if any(word in UNMEASURED for word in words):
             return self._unmeasured(part)
         if DROPOUT in words:
             return self._with_dropout(part)
@@ -140,9 +140,9 @@ class PerfModel:
         return None
 
     def _unmeasured(self, part: Part) -> Latency | None:
-        """A part with what LoKA's kernels were never timed with, from the part without it."""
-        around = " ".join(word for word in part.around.split() if word not in UNMEASURED)
-        known = self.part(replace(part, around=around))
+        """A part with what LoKA's kernels were never timed with, from a part of the same cost."""
+        known = self.part(replace(part, around=" ".join(UNMEASURED.get(w, w) for w in part.around.split()).strip()))
+        known = None if known is None else known.estimate(1.0)
         if known is None or part.kernel == COMPILED:
             return known
         return replace(known, noise=hypot(known.noise, known.us * _UNMEASURED_NOISE))
