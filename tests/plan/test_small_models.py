@@ -321,6 +321,17 @@ def test_a_dropout_that_is_no_module_ends_a_region_and_explain_says_why(plan_for
     assert head.region_ends == ()  # it is after the other linear
 
 
+def test_an_activation_that_no_kernel_takes_ends_a_region_and_explain_says_why(plan_for):
+    plan = plan_for("prelu_tower")
+    known = "of activations kernels take relu, silu, sigmoid, hardswish, gelu, tanh"
+    assert [explain(plan, each.site.name).region_ends for each in plan.sites] == [
+        (f"prelu after it: {known}",),
+        (f"leaky_relu after it: {known}",),
+        (),
+    ]
+    assert [each.region for each in plan.sites] == [("linear", "layer_norm"), (), ()]
+
+
 def test_identities_and_dropouts_of_zero_are_no_part_of_a_forward(plan_for):
     plan = plan_for("idle_tower")
     assert [each.region for each in plan.sites] == [("linear", "relu"), ("linear", "layer_norm", "relu"), ()]

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from loka.errors import InputError
 from loka.graph.ir import GEMMS
 from loka.graph.patterns.norm import BATCH_NORM
+from loka.graph.sites.flow import ACTIVATIONS as KNOWN_ACTIVATIONS
 from loka.graph.sites.op_names import BOUNDARIES
+from loka.kernels.fused.norm.norm_spec import ACTIVATIONS
 from loka.numerics.enums import OPERANDS, Gemm
 from loka.plan.evidence import NEVER_RAN, ProfiledSites, evidence_of, ran
 from loka.plan.format import format_gemm, format_operands, format_place, format_speedup
@@ -26,6 +28,8 @@ _BATCH_NORM = (
     "kernels take an nn.BatchNorm1d right after a linear, on a matrix, called once, with running statistics and a "
     "momentum, and without hooks"
 )
+OTHER_ACTIVATIONS = KNOWN_ACTIVATIONS.union({"prelu"}).difference(ACTIVATIONS)  # which no kernel takes
+_ACTIVATION = f"of activations kernels take {', '.join(ACTIVATIONS)}"
 _DROPOUT = "kernels take an nn.Dropout on a matrix, right after a norm or an activation, without hooks"
 
 
@@ -95,7 +99,7 @@ class Explanation:
     inside: InteractionPlan | None  # the interaction that it is part of. A cross layer's GEMM stays separate
     bound_in: str  # "modules.LayersFmb0, with 3 modules alike"; "" if nothing of it is replaced
     untimed: str  # why it has no times although there are measurements
-    region_ends: tuple[str, ...]  # the BatchNorm or dropout at which its region ends, with the reason
+    region_ends: tuple[str, ...]  # the BatchNorm, dropout or activation at which its region ends, with the reason
 
     @property
     def m(self) -> int:
@@ -313,7 +317,7 @@ def _tried(
 
 
 def _region_ends(found: SitePlan) -> tuple[str, ...]:
-    """The BatchNorm or dropout before and after a site's region, each with its module and the reason.
+    """The BatchNorm or dropout before and after a site's region, and an activation after it, each with the reason.
 
     Empty where something else ends the region. What is after another linear is of that one's region, and a BatchNorm
     after this linear ends a region only where tracing found that no kernel takes it.
@@ -326,6 +330,9 @@ def _region_ends(found: SitePlan) -> tuple[str, ...]:
         if set(site.followed_by[:place]) <= set(found.region) and op not in found.region:
             ends += [_end(op, module, "after")] if traced or op != BATCH_NORM else []
             break
+    following = next((op for op in site.followed_by if op not in found.region), "")
+    if following in OTHER_ACTIVATIONS:
+        ends.append(f"{following} after it: {_ACTIVATION}")
     for (place, op), module in zip(_boundaries(site.fed_by), before, strict=True):
         if not GEMMS.isdisjoint(site.fed_by[place + 1 :]):
             break

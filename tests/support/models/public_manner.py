@@ -117,6 +117,13 @@ def idle_tower() -> nn.Module:
     )  # fmt: skip
 
 
+def prelu_tower() -> nn.Module:
+    """Activations that no kernel takes."""
+    return nn.Sequential(
+        nn.Linear(32, 16), nn.LayerNorm(16), nn.PReLU(16), nn.Linear(16, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1)
+    )
+
+
 class FunctionalDropout(nn.Module):
     """A dropout by torch's function."""
 
