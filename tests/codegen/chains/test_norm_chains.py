@@ -257,6 +257,7 @@ def multipliers_of(module: nn.Module) -> list[bool]:
     return [chain.stages[0].multiplier is not None for chain in found]
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("form", [Gated, WithResidual])
 @pytest.mark.parametrize("norm", [nn.LayerNorm(48), nn.RMSNorm(48, elementwise_affine=False)])
 @pytest.mark.parametrize("recipe", [chains.AS_IS, chains.CHAIN])

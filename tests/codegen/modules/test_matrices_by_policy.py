@@ -43,10 +43,8 @@ def test_a_slice_is_written_at_its_gemm_and_frozen_weights_read_it_once(make: Ma
     plan, files, _ = make("crosses", RECIPES["transposed"])
     assert not plan.skipped
     text = files["modules.py"]
-    assert re.search(
-        r"\w+, \(self\.loka_frozen\(0\) or self\.down\[0\]\[0\]\.t\(\),\), self\.loka\.counter_ids\(0\)", text
-    )
-    assert re.search(r"\w+, \(self\.loka_frozen\(1\) or self\.core\[0\]\[0\],\), self\.loka\.counter_ids\(1\)", text)
+    assert "(self.loka_frozen(0) or self.down[0][0].t(),)," in text
+    assert "(self.loka_frozen(1) or self.core[0][0],)," in text
     assert text.count("self.up[1][1]") == 2  # in the forward, and where frozen weights are quantized
     assert "kernels.e4m3_rowwise_pow2(self.down[1][0].t())," in text
 

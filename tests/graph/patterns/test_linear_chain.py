@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from loka.graph.expression import Ref, RefKind, local
 from loka.graph.ir import ForwardIR, Region, Statement
 from loka.graph.patterns.linear_chain import LinearChain, StaticOperands, find_chains
+from loka.graph.patterns.norm import norm_starting_at
 from loka.graph.patterns.owners import RegionScope, inline_for
 from loka.graph.patterns.region import find_regions
 from loka.graph.sites.discover import find_sites
@@ -180,14 +181,22 @@ def test_a_weight_made_in_the_chain_ends_it() -> None:
         "torch.nn.functional.layer_norm({0}, (8,), {1}, {2}, self.eps)",
         "torch.nn.functional.layer_norm({0} * 2, (8,), {1}, {2}, 1e-05)",
         "torch.nn.functional.layer_norm({1}, (8,), {0}, {2}, 1e-05)",
-        "torch.nn.functional.rms_norm({0}, (8,), {1})",
-        "torch.nn.functional.rms_norm({0}, (8,), {1}, None)",
+        "torch.nn.functional.layer_norm({0}, (8,), {1}, {2}, None)",
         "torch.instance_norm({0}, {1}, {2})",
     ],
 )
 def test_norms_that_no_kernel_has(template: str) -> None:
     norm = statement("n = layer_norm y", template)
     assert spans(forward("y = linear x", norm, result="n")) == [(0, 0, "y")]
+
+
+@pytest.mark.parametrize("eps", ["", ", None"])
+def test_an_rms_norm_without_an_eps_has_torchs(eps: str) -> None:
+    norm = statement("n = rms_norm y", f"torch.nn.functional.rms_norm({{0}}, (8,), {{1}}{eps})")
+    assert spans(forward("y = linear x", norm, result="n")) == [(0, 1, "y")]
+    found = norm_starting_at((norm,), 0)
+    assert found is not None
+    assert found.norm.eps == pytest.approx(torch.finfo(torch.float32).eps, rel=1e-5)
 
 
 @pytest.mark.parametrize(
