@@ -11,6 +11,8 @@ import argparse
 import importlib
 import itertools
 import math
+import sys
+from pathlib import Path
 
 import sequences
 import torch
@@ -38,7 +40,11 @@ def main(policy: str, steps: int, every: int, rate: float, seed: int) -> None:
     model = sequences.build()
     patch = guard = None
     if policy != "none":
-        patch = importlib.import_module(f"generated.hstu_{policy}").apply(model)
+        try:
+            package = importlib.import_module(f"generated.hstu_{policy}")
+        except ModuleNotFoundError:
+            sys.exit(f"There is no package of {policy}.yaml; run `loka generate {policy}.yaml` in this folder first.")
+        patch = package.apply(model)
         if every:
             guard = loka.Guard(
                 model, patch, loss=lambda model, batch: sequences.loss(model(*batch[0]), batch[1]), every=every
@@ -61,7 +67,8 @@ def main(policy: str, steps: int, every: int, rate: float, seed: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("policy", help="unscaled, mended, static, default, forward_only; none: no FP8")
+    policies = sorted(path.stem for path in Path(__file__).parent.glob("*.yaml"))
+    parser.add_argument("policy", choices=["none", *policies], help="a policy of this folder; none: no FP8")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--every", type=int, default=10, help="steps between two checks of the guard; 0: no guard")
     parser.add_argument("--rate", type=float, default=1e-3)

@@ -25,7 +25,9 @@ from loka.graph.fingerprint import Fingerprint
 Shape = tuple[int | None, ...]  # of a tensor; None is a dimension that differs between calls, such as the batch
 
 DTYPE = "residual_dtype"  # op of a statement that computes a dtype from those of locals and other such targets
-RMS_NORM_EPS = 1.19209e-07  # what torch's rms_norm without an eps takes in float32, bfloat16 and float16
+# What torch's rms_norm without an eps takes in float32, bfloat16 and float16: float32's, in the digits that an eps of a
+# norm is recognised to.
+RMS_NORM_EPS = 1.19209e-07
 GEMMS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "tensordot", "conv1d"})
 REASSOCIATED = "reassociated"  # op of a GEMM in another order of products: only the kernel of a mixing layer takes it
 

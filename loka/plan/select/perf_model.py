@@ -90,8 +90,8 @@ class PerfModel:
     norm with another activation or without one, a LayerNorm for another norm, e4m3 rowwise for another recipe, a
     quantizer for another kind of work. It counts as estimated. A GEMM that was not measured has no time. Norms compiled
     by torch take `COMPILED_NORMS` times the rendered ones; this is estimated too, as are kernels with static scales,
-    and a BatchNorm or a dropout, from the time without. An interaction without any measurement is
-    estimated from its bytes for LoKA's kernels, and has no compiled time.
+    and a BatchNorm or a dropout, from the time without. An interaction without any measurement is estimated from its
+    bytes for LoKA's kernels, and has no compiled time.
     """
 
     def __init__(self, costs: PartCosts, device: DeviceSpec = DEFAULT) -> None:
@@ -141,11 +141,13 @@ class PerfModel:
 
     def _unmeasured(self, part: Part) -> Latency | None:
         """A part with what LoKA's kernels were never timed with, from a part of the same cost."""
-        known = self.part(replace(part, around=" ".join(UNMEASURED.get(w, w) for w in part.around.split()).strip()))
-        known = None if known is None else known.estimate(1.0)
-        if known is None or part.kernel == COMPILED:
-            return known
-        return replace(known, noise=hypot(known.noise, known.us * _UNMEASURED_NOISE))
+        around = " ".join(UNMEASURED.get(word, word) for word in part.around.split()).strip()
+        known = self.part(replace(part, around=around))
+        if known is None:
+            return None
+        made = known.estimate(1.0)
+        more = 0.0 if part.kernel == COMPILED else made.us * _UNMEASURED_NOISE
+        return replace(made, noise=hypot(made.noise, more))
 
     def _with_dropout(self, part: Part) -> Latency | None:
         """A part with a dropout: the part without, and what the dropout adds."""

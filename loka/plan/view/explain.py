@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from loka.errors import InputError
 from loka.graph.ir import GEMMS
 from loka.graph.patterns.norm import BATCH_NORM
-from loka.graph.sites.flow import ACTIVATIONS as KNOWN_ACTIVATIONS
+from loka.graph.sites import flow
 from loka.graph.sites.op_names import BOUNDARIES
 from loka.kernels.fused.norm.norm_spec import ACTIVATIONS
 from loka.numerics.enums import OPERANDS, Gemm
@@ -28,7 +28,7 @@ _BATCH_NORM = (
     "kernels take an nn.BatchNorm1d right after a linear, on a matrix, called once, with running statistics and a "
     "momentum, and without hooks"
 )
-OTHER_ACTIVATIONS = KNOWN_ACTIVATIONS.union({"prelu"}).difference(ACTIVATIONS)  # which no kernel takes
+_OTHER_ACTIVATIONS = flow.ACTIVATIONS.union({"prelu"}).difference(ACTIVATIONS)  # which no kernel takes
 _ACTIVATION = f"of activations kernels take {', '.join(ACTIVATIONS)}"
 _DROPOUT = "kernels take an nn.Dropout on a matrix, right after a norm or an activation, without hooks"
 
@@ -331,7 +331,7 @@ def _region_ends(found: SitePlan) -> tuple[str, ...]:
             ends += [_end(op, module, "after")] if traced or op != BATCH_NORM else []
             break
     following = next((op for op in site.followed_by if op not in found.region), "")
-    if following in OTHER_ACTIVATIONS:
+    if following in _OTHER_ACTIVATIONS:
         ends.append(f"{following} after it: {_ACTIVATION}")
     for (place, op), module in zip(_boundaries(site.fed_by), before, strict=True):
         if not GEMMS.isdisjoint(site.fed_by[place + 1 :]):

@@ -187,7 +187,7 @@ class NormOperator(_NormOperator):
             values |= {"parts": values["maxima"].shape[0] if "maxima" in values else 0}
             values |= {"COLUMNS": columns, "k": width} if forward else {}
             values |= {"DROPOUT": spec.dropout}
-            values |= {"multiplier_stride": values["multiplier"].stride(0) if spec.multiplied else 0}
+            values |= {"multiplier_stride": values["multiplier"].stride(0) if spec.multiplied else None}
         launch_by_name(launch, kernel, (programs,), values | gives, it.warps)
 
     def _launch_passes(
