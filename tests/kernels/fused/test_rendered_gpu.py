@@ -203,8 +203,7 @@ def step_of(package):
 def test_a_graph_replays_on_new_data_without_synchronising(package):
     step = step_of(package)
     inputs, other = (random_inputs(256, 512, torch.bfloat16, "cuda", seed=seed) for seed in (0, 1))
-    static = [*inputs.tensors.values(), inputs.grad]
-    check_replayed(step, static, [*other.tensors.values(), other.grad])
+    check_replayed(step, inputs.of_step(), other.of_step())
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -213,7 +212,7 @@ def test_one_graph_under_the_compiler(package, dynamic):
     compiled = torch.compile(step, fullgraph=True, dynamic=dynamic)
     for rows in (256, 17, 4093) if dynamic else (256,):
         inputs = random_inputs(rows, 512, torch.bfloat16, "cuda")
-        arguments = [*inputs.tensors.values(), inputs.grad]
+        arguments = inputs.of_step()
         for ours, eager in zip(compiled(*arguments), step(*arguments), strict=True):
             assert torch.equal(ours, eager)
 

@@ -125,6 +125,10 @@ class Inputs:
     tensors: dict[str, Tensor]
     grad: Tensor
 
+    def of_step(self) -> list[Tensor]:
+        """x, add, weight, bias, grad: what a step of a norm that is not multiplied takes."""
+        return [*(self.tensors[name] for name in ("x", "add", "weight", "bias")), self.grad]
+
 
 def random_inputs(
     rows: int, width: int, dtype: torch.dtype, device: str = "cpu", heavy: bool = False, seed: int = 0

@@ -72,8 +72,8 @@ def test_a_step_in_a_graph_and_under_the_compiler(package):
         return out, dx, *package.fused.reduce([dweight, dbias], torch.bfloat16)
 
     inputs, other = (random_inputs(64, 123200, torch.bfloat16, "cuda", seed=seed) for seed in (0, 1))
-    static = [*inputs.tensors.values(), inputs.grad]
-    eager = check_replayed(step, static, [*other.tensors.values(), other.grad])
+    static = inputs.of_step()
+    eager = check_replayed(step, static, other.of_step())
     for ours, expected in zip(torch.compile(step, fullgraph=True)(*static), eager, strict=True):
         assert torch.equal(ours, expected)
 
