@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "ed846333b16b57878173e12af208d2a16d6d378855b9010d906f2b82a2488437"
+STAMP = "0a1f38f7ebde2a8087368b1de9952e293669fcde8cd43e209ff4f8158c2e9d78"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

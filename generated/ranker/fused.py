@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "ed846333b16b57878173e12af208d2a16d6d378855b9010d906f2b82a2488437"
+STAMP = "0a1f38f7ebde2a8087368b1de9952e293669fcde8cd43e209ff4f8158c2e9d78"
 
 kernel = operators.of_package(__package__, "21441692")
 

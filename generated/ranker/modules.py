@@ -18,7 +18,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "ed846333b16b57878173e12af208d2a16d6d378855b9010d906f2b82a2488437"
+STAMP = "0a1f38f7ebde2a8087368b1de9952e293669fcde8cd43e209ff4f8158c2e9d78"
 
 
 class EmbedDense(dispatch.Bound):

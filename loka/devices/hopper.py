@@ -8,6 +8,7 @@ from loka.devices.spec import (
     ConcatNormLaunch,
     CrossLaunch,
     DeviceSpec,
+    DotLaunch,
     Execution,
     FmInteractionLaunch,
     FusedCastLaunch,
@@ -131,6 +132,7 @@ _LAUNCHES = LaunchTables(
         summed=(2, 16),
     ),
     cross=CrossLaunch(columns=512, elements=4096, warps=4, programs=3),
+    dot=DotLaunch(warp_elements=2048, most_warps=8, programs=8, stages_forward=3, stages_backward=2),
 )
 
 # Rates: a copy of 1 GiB; products of 8192 x 8192 x 8192, in TF32 of 8192 x 2048 x 2048 (docs/bench.md); kernels of FM

@@ -169,6 +169,17 @@ class CrossLaunch:
 
 
 @dataclass(frozen=True, slots=True)
+class DotLaunch:
+    """Launch of dot interactions; measured at 27 x 128 and 27 x 64 (docs/results/LOG.md, "dot interactions")."""
+
+    warp_elements: int  # of a sample or its products, the larger, for each warp
+    most_warps: int  # of a program
+    programs: int  # on each multiprocessor
+    stages_forward: int  # samples that are prefetched
+    stages_backward: int
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchTables:
     """Launch parameters of all families of rendered kernels on a device."""
 
@@ -184,6 +195,7 @@ class LaunchTables:
     fm_interaction: FmInteractionLaunch
     concat_norm: ConcatNormLaunch
     cross: CrossLaunch
+    dot: DotLaunch
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Interactions of a sample's embeddings as functions of autograd: FM interactions, concat norms and cross layers.
+"""Interactions of a sample's embeddings as functions of autograd: FM and dot interactions, concat norms, cross layers.
 
 Kernels are those of the package's `fused`, by name: one forward, one backward, and `reduce` for the gradients of
 vectors and small matrices, which come as partial sums. None stands for a tensor that the layer does not have.
@@ -156,6 +156,30 @@ class CrossFunction(torch.autograd.Function):
             dfactor.view(factor.shape),
             None if ctx.residual_dtype is None else grad.to(ctx.residual_dtype),
         )
+
+
+def dot_interaction(fused: Any, forward: str, backward: str, x: Tensor) -> Tensor:
+    """The products of all pairs of a sample's embeddings, x @ x^T: x (B, n, d) -> (B, n, n)."""
+    y: Tensor = DotInteractionFunction.apply(fused, forward, backward, output_dtype(x), x)  # type: ignore[no-untyped-call]
+    return y
+
+
+class DotInteractionFunction(torch.autograd.Function):
+    """See `dot_interaction`."""
+
+    @staticmethod
+    def forward(ctx: Any, fused: Any, forward: str, backward: str, dtype: torch.dtype, x: Tensor) -> Any:
+        ctx.fused, ctx.kernel, ctx.x_dtype = fused, backward, x.dtype
+        samples = x.to(dtype)
+        ctx.save_for_backward(samples)
+        return getattr(fused, forward)(samples)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (samples,) = ctx.saved_tensors
+        dx = getattr(ctx.fused, ctx.kernel)(grad, samples)
+        return *[None] * 4, dx.to(ctx.x_dtype)
 
 
 def _given(*tensors: Tensor | None) -> list[Tensor]:

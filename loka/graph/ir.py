@@ -200,6 +200,24 @@ class Cross:
         return (self.product, self.factor.text, self.residual.text)
 
 
+@dataclass(frozen=True, slots=True)
+class DotInteraction:
+    """The products of all pairs of a sample's rows (`dot_interaction`), computed in the place of the product.
+
+    Numbers except `sizes` index `ForwardIR.statements`.
+    """
+
+    product: int  # x @ x^T
+    skipped: tuple[int, ...]  # the transposition, where the product alone reads it
+    x: str  # the local with the rows (B, n, d)
+    sizes: tuple[int, int]  # n, d
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Its statements."""
+        return (*self.skipped, self.product)
+
+
 class NearKind(StrEnum):
     """What a near miss would be."""
 
@@ -235,6 +253,7 @@ class ForwardIR:
     mixes: tuple[FmInteraction, ...] = ()
     joins: tuple[ConcatNorm, ...] = ()
     crosses: tuple[Cross, ...] = ()
+    dots: tuple[DotInteraction, ...] = ()
     near: tuple[NearMiss, ...] = ()  # of interactions; () in plans, which have the reasons
     rewritten: tuple[str, ...] = ()  # mods that rewrote it, to the same function; then it is used whatever runs in FP8
     fingerprint: Fingerprint | None = None  # of the owner's own forward; None after a quick check, which only times

@@ -209,7 +209,7 @@ def test_a_batch_norm_and_a_dropout_cost_more_than_what_they_are_derived_from(
 
 
 @pytest.mark.parametrize(("around", "like"), [("layer_norm times", "layer_norm"), ("rms_norm tanh", "rms_norm relu")])
-def test_what_never_ran_on_a_gpu_is_fused_for_no_gain(around: str, like: str) -> None:
+def test_what_no_recording_has_takes_the_time_of_what_moves_the_same_bytes(around: str, like: str) -> None:
     perf_model = PerfModel(MadeUp())
 
     def time(kernel: str, around: str) -> Latency:
@@ -219,8 +219,7 @@ def test_what_never_ran_on_a_gpu_is_fused_for_no_gain(around: str, like: str) ->
 
     made, compiled = time("rendered", around), time("compiled", around)
     assert (made.us, compiled.us) == (time("rendered", like).us, time("compiled", like).us)
-    assert made.us < compiled.us
-    assert made.ties_with(compiled)
+    assert (made.source, compiled.source) == (TimeSource.ESTIMATED, TimeSource.ESTIMATED)
 
 
 def test_each_part_is_looked_up_once() -> None:

@@ -90,16 +90,6 @@ def test_reasons_that_differ_in_figures_alone_share_a_piece(plan) -> None:
     assert [(each.name, each.count) for each in found] == [("l.*", 2), ("l.2", 1)]
 
 
-@pytest.mark.parametrize(("activation", "ran"), [("tanh", False), ("silu", True)])
-def test_it_is_said_that_no_gpu_ran_what_auto_leaves_out(activation: str, ran: bool, plan) -> None:
-    first, *_ = plan.sites
-    site = replace(first.site, fed_by=(), followed_by=(activation, "linear"))
-    alone = timed(replace(first, site=site, region=()), 50.0, 100.0)
-    reason = " ".join(each.reason for each in coverage_of(replace(plan, sites=(alone,))).largest)
-    assert ("by the measurements fusing gains nothing" in reason) is ran
-    assert (f"no GPU ran LoKA's kernels of a {activation} yet; fuse: always takes them" in reason) is not ran
-
-
 def test_an_interaction_counts_as_fused_and_its_sites_do_not_count_again(plan) -> None:
     interaction = InteractionPlan(
         PartKind.FM_INTERACTION, "", "a mixing layer", "", 4096, 32, 2, ("head",), step(7.0), None

@@ -20,7 +20,7 @@ from itertools import product
 from loka.bench.record.gemm_parts import NATIVE, SCALED_MM
 from loka.errors import InputError
 from loka.kernels.fused.kernel_values import LARGEST_HELD
-from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, FmForm, Form, parts_of
+from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, DotForm, FmForm, Form, parts_of
 from loka.kernels.measurements.parts import COMPILED, RENDERED, Part, PartKind
 
 Size = tuple[int, int, int]  # rows, columns, contraction
@@ -153,6 +153,8 @@ CROSS_WIDTHS = (256, 479, 512, 1024, 3456)  # of cross layers
 COMPILED_WIDTHS = (512, 3456)
 # The first of several cross layers, those between, and the last.
 CROSSES = (CrossForm(True, True, True), CrossForm(True, False, True), CrossForm(True, False))
+# Embeddings and dimension of dot interactions: of MLPerf's DLRM and its kind, and of few short ones.
+DOTS = ((27, 128), (27, 64), (27, 16), (9, 64), (40, 128), (64, 64), (101, 128))
 
 
 def interaction_parts() -> Iterator[Part]:
@@ -166,6 +168,8 @@ def interaction_parts() -> Iterator[Part]:
     for width in CROSS_WIDTHS:
         for cross in CROSSES:
             yield from _sizes(cross, width, width, compiled=width in COMPILED_WIDTHS)
+    for embeddings, dim in DOTS:
+        yield from _sizes(DotForm(embeddings), dim, embeddings * dim, compiled=True)
 
 
 def _sizes(form: Form, columns: int, elements: int, compiled: bool) -> Iterator[Part]:

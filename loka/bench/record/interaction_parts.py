@@ -1,4 +1,4 @@
-"""Prepared parts of interactions: FM interactions, concat norms and cross layers, rendered and by torch.compile.
+"""Prepared parts of interactions: FM and dot interactions, concat norms, cross layers; rendered and by torch.compile.
 
 Inputs are standard normal, weights of FM interactions divided by the root of the number of terms. A rendered part runs
 what a generated package launches: the kernel, and after a backward the one that adds its partial sums. A compiled part
@@ -36,11 +36,20 @@ from loka.bench.record.producer_parts import SAMPLED, with_sums
 from loka.bench.timing import SEED
 from loka.errors import InputError
 from loka.kernels.fused.interaction import interaction_specs
+from loka.kernels.fused.interaction.dot import DotBackward, DotForward
 from loka.kernels.fused.interaction.fm import FmBackward, FmForward
 from loka.kernels.fused.interaction.interaction_specs import EPS
 from loka.kernels.fused.matrix_kernels import Reduce
 from loka.kernels.fused.rendering import AnySpec
-from loka.kernels.measurements.interaction_forms import BACKWARDS, ConcatNormForm, CrossForm, FmForm, family, form_of
+from loka.kernels.measurements.interaction_forms import (
+    BACKWARDS,
+    ConcatNormForm,
+    CrossForm,
+    DotForm,
+    FmForm,
+    family,
+    form_of,
+)
 from loka.kernels.measurements.parts import COMPILED, RENDERED, Part
 
 SUMMED = frozenset({"rank", "compress", "weight", "bias"})  # shared by all samples: their gradients are sums
@@ -96,6 +105,9 @@ def interaction_of(part: Part, device: str) -> Interaction:
             inputs |= {"bias": draw(d)} if form.bias else {}
             gradients = [draw(samples, d) for _ in range(2 if form.passing else 1)]
             return Interaction(inputs, partial(_crossed, form.passing), tuple(gradients))
+        case DotForm() as form:
+            n = form.embeddings
+            return Interaction({"x": draw(samples, n, d)}, _paired, (draw(samples, n, n),))
 
 
 def specs_of(part: Part) -> tuple[AnySpec, ...]:
@@ -128,7 +140,7 @@ class InteractionParts:
         given = _given(part, made)
         first = specs[0]
         if part.work not in BACKWARDS:
-            dtype = () if isinstance(first, FmForward) else (DTYPES[part.dtype],)
+            dtype = () if isinstance(first, FmForward | DotForward) else (DTYPES[part.dtype],)
             arguments = (*(given[name] for name in first.parameters), *dtype)
             return PreparedCall(launch[0], arguments, expected.check_results)
         arguments = tuple(given[name] for name in first.parameters)
@@ -249,12 +261,14 @@ def _given(part: Part, made: Interaction) -> dict[str, Tensor]:
             forward = {"x": "product", "add": "bias", "times": "factor"}
             known |= {name: inputs[own] for name, own in forward.items() if own in inputs}
             return {**known, "residual": inputs["factor" if form.itself else "residual"]}
+        case DotForm():
+            return {**inputs, "dproducts": gradients[0]}
 
 
 def _by_input(spec: AnySpec, found: Any) -> dict[str, Tensor]:
     """A backward kernel's results by the names of the inputs."""
     named = zip(spec.results, results_of(found), strict=True)
-    joined = not isinstance(spec, FmBackward)  # dx of a concat norm is the gradient of all parts
+    joined = not isinstance(spec, FmBackward | DotBackward)  # dx of a concat norm is the gradient of all parts
     return {"joined" if name == "dx" and joined else name.removeprefix("d"): value for name, value in named}
 
 
@@ -263,6 +277,10 @@ def _mixed(passing: bool, given: Named) -> tuple[Tensor, ...]:
     products = torch.matmul(x, torch.matmul(x.transpose(1, 2), given["rank"]))
     sums = (torch.matmul(given["compress"], x),) if "compress" in given else ()
     return (products, *sums, *((x.clone(),) if passing else ()))
+
+
+def _paired(given: Named) -> tuple[Tensor, ...]:
+    return (torch.matmul(given["x"], given["x"].transpose(1, 2)),)
 
 
 def _joined(norm: str, given: Named) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""FM interactions, concat norms and cross layers: shapes of their functions, and the arguments of their calls.
+"""FM and dot interactions, concat norms, cross layers: shapes of their functions, and the arguments of their calls.
 
 Each shape gives a function, from templates/interaction.py.j2, which calls that of its kind in `loka.dispatch`.
 """
@@ -23,6 +23,7 @@ from loka.kernels.fused.interaction.concat_norm import (
     part_names,
     unsupported_reason,
 )
+from loka.kernels.fused.interaction.dot import DotBackward, DotForward
 from loka.kernels.fused.interaction.fm import FmBackward, FmForward, FmSizes
 from loka.kernels.fused.matrix_kernels import Reduce
 from loka.kernels.fused.norm.norm_spec import NormForward
@@ -104,7 +105,26 @@ class CrossShape:
         return Reduce(1) if self.bias else None
 
 
-Shape = FmShape | ConcatNormShape | CrossShape
+@dataclass(frozen=True, slots=True)
+class DotShape:
+    """A dot interaction: x @ x^T."""
+
+    embeddings: int
+    dim: int
+    reduce = None  # it has no parameters
+
+    @property
+    def forward(self) -> DotForward:
+        """The kernel of the products."""
+        return DotForward(self.embeddings, self.dim)
+
+    @property
+    def backward(self) -> DotBackward:
+        """The kernel of the gradient."""
+        return DotBackward(self.embeddings, self.dim)
+
+
+Shape = FmShape | ConcatNormShape | CrossShape | DotShape
 
 
 def kernels_of(shape: Shape) -> tuple[AnySpec, ...]:
@@ -117,13 +137,13 @@ def kernels_of(shape: Shape) -> tuple[AnySpec, ...]:
 class FunctionView:
     """View of a function, for templates/interaction.py.j2."""
 
-    kind: str  # fm_interaction, concat_norm or cross
+    kind: str  # fm_interaction, concat_norm, cross or dot_interaction
     name: str
     shape: Shape
 
 
 class InteractionCalls:
-    """The FM interactions, concat norms and cross layers of a package, each once, in order of first use."""
+    """The interactions of a package, each once, in order of first use."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
@@ -211,4 +231,4 @@ def cross_arguments(
     return [scope.read(cross.product), *bias, factor, *residual]
 
 
-_KINDS = {FmShape: "fm_interaction", ConcatNormShape: "concat_norm", CrossShape: "cross"}
+_KINDS = {FmShape: "fm_interaction", ConcatNormShape: "concat_norm", CrossShape: "cross", DotShape: "dot_interaction"}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from loka.codegen.chains.chain_calls import PlannedChain, chain_arguments, or_frozen, planned_chains, site_call
 from loka.codegen.chains.chain_functions import Chains
 from loka.codegen.chains.interactions import (
+    DotShape,
     InteractionCalls,
     concat_norm_arguments,
     concat_norm_shape,
@@ -26,7 +27,7 @@ from loka.codegen.modules.signature import own_forward_lines, parse_argument
 from loka.codegen.names import layers, shown, snake, wrapped
 from loka.errors import LokaError
 from loka.graph.expression import PRODUCT, Arg, Call, Constant, Ref, RefKind, function, local, locals_in, text_of
-from loka.graph.ir import DTYPE, ConcatNorm, Cross, FmInteraction, ForwardIR, Region
+from loka.graph.ir import DTYPE, ConcatNorm, Cross, DotInteraction, FmInteraction, ForwardIR, Region
 from loka.numerics.enums import Operand
 from loka.plan.plan import PlannedBinding, SitePlan
 
@@ -77,6 +78,7 @@ class ForwardBody:
         joins = [join for join in forward.joins if taken.isdisjoint(join.places)]
         self._joins = [join for join in joins if concat_norm_shape(join, forward) is not None]
         self._crosses = [cross for cross in forward.crosses if taken.isdisjoint(cross.places)]
+        self._dots = [dot for dot in forward.dots if taken.isdisjoint(dot.places)]
         # GEMMs whose bias is added by the kernel of a cross layer.
         self._unbiased = {cross.linear for cross in self._crosses if cross.bias is not None} - taken
         self.known: dict[tuple[int, Operand], None] = {}  # (site, operand) pairs with static scales in the module
@@ -98,9 +100,11 @@ class ForwardBody:
         regions = {region.first: region for region in self._forward.regions}
         joins = {join.norm: join for join in self._joins}
         crosses = {cross.sum: cross for cross in self._crosses}
+        dots = {dot.product: dot for dot in self._dots}
         absorbed = {place for mix in self._mixes for place in mix.places}
         absorbed |= {place for join in self._joins for place in join.skipped}
         absorbed |= {place for cross in self._crosses for place in cross.skipped}
+        absorbed |= {place for dot in self._dots for place in dot.skipped}
         while position < len(statements):
             region = regions.get(position)
             for mix in self._mixes:
@@ -113,6 +117,9 @@ class ForwardBody:
                 position += 1
             elif position in crosses:
                 self._cross(crosses[position])
+                position += 1
+            elif position in dots:
+                self._dot(dots[position])
                 position += 1
             elif position in self._chains:
                 self._chain(self._chains[position])
@@ -135,7 +142,7 @@ class ForwardBody:
     @property
     def fuses(self) -> bool:
         """True if kernels fuse operations around native GEMMs."""
-        return bool(self._mixes or self._joins or self._crosses) or any(
+        return bool(self._mixes or self._joins or self._crosses or self._dots) or any(
             not planned.shape.fp8 for planned in self._chains.values()
         )
 
@@ -214,6 +221,11 @@ class ForwardBody:
         handed = self._scope.names.unique(f"{cross.factor.text}_passed")
         self._handed_factors[cross.factor.text] = handed
         self.lines += statement_text.assignment(f"{made}, {handed}", code, INDENT, self._scope)
+
+    def _dot(self, dot: DotInteraction) -> None:
+        function = self._kernels.interactions.function(DotShape(*dot.sizes), self._layers)
+        self._comment_notes(range(dot.product, dot.product + 1))
+        self._assign(dot.product, self._called(function, [self._scope.read(dot.x)]))
 
     def _chain(self, planned: PlannedChain) -> None:
         chain, shape = planned.chain, planned.shape

@@ -251,20 +251,26 @@ class _Writer:
     def _product(self, node: Product, value: Value) -> tuple[str, Value]:
         layouts = self._layouts
         mixed = node.left in layouts.embeddings and isinstance(node.right, Linear) and layouts.is_mixed(node.right)
-        if not mixed and node in self._graph.holders:
-            return self._whole(value)
         made = Value(node, rows_of(node.shape), node.shape)
         of_left = (translated((made.dims[0],), node.batch[0]), translated((made.dims[1],), node.rows))
         of_right = (translated((made.dims[0],), node.batch[1]), translated((made.dims[2],), node.columns))
+        of_pairs = node.left is node.right and of_left == of_right and merged(node.k[0]) == merged(node.k[1])
+        if not (mixed or of_pairs) and node in self._graph.holders:
+            return self._whole(value)
         if None in of_left or None in of_right:
             raise CannotEmitError
         k = size_of(node.k[0], len(node.shape[0]))
         batch, rows, columns = node.shape
         left_dims = (*(of_left[0] or ()), *(of_left[1] or ()), merged(node.k[0]))
         right_dims = (*(of_right[0] or ()), merged(node.k[1]), *(of_right[1] or ()))
-        left = self._tensor(Value(node.left, left_dims, (batch, rows, k)))
-        right = self._tensor(Value(node.right, right_dims, (batch, k, columns)))
-        return self._emit("matmul", Call("torch.matmul", (local(left), local(right))), made)
+        of_rows, of_columns = (
+            Value(node.left, left_dims, (batch, rows, k)),
+            Value(node.right, right_dims, (batch, k, columns)),
+        )
+        left = self._tensor(of_rows)
+        if of_pairs and of_columns not in self._names:
+            self._names[of_columns] = self._viewed(of_rows, of_columns)
+        return self._emit("matmul", Call("torch.matmul", (local(left), local(self._tensor(of_columns)))), made)
 
     def _pair(self, node: Pair, made: Value) -> tuple[str, Value] | None:
         """A sum or product; None where a tensor in it has no such layout."""

@@ -86,7 +86,7 @@ class _Finder:
         """The interactions, in order of their products; one for each tensor of embeddings."""
         mixed: set[str] = set()
         for outer, step in enumerate(self._statements):
-            x, inner = _factors(step)
+            x, inner = factors_of(step)
             mix = None if x is None or inner is None or x in mixed else self._mix(x, inner, outer)
             if mix is not None:
                 mixed.add(mix.x)
@@ -102,7 +102,7 @@ class _Finder:
         compress, skipped = (sums, {gemm}) if view is None or sums is None else (view, {gemm, sums})
         inside = {outer, *skipped} | (set() if compress is None else {compress})
         turned = self._places.get(_weighted(self._statements[gemm])[0] or "")
-        if turned is not None and _turned(self._statements[turned]) == x:
+        if turned is not None and turned_from(self._statements[turned]) == x:
             skipped |= {turned} if self._readers[self._statements[turned].target] <= inside else set()
         reads = [place for place in inside | skipped if local(x) in self._statements[place].operands]
         _, n, d = embeddings
@@ -128,7 +128,7 @@ class _Finder:
             return False
         pairs = ((read, x), (x, read))
         made = ((self._places.get(name), other) for name, other in pairs)
-        return any(place is not None and _turned(self._statements[place]) == other for place, other in made)
+        return any(place is not None and turned_from(self._statements[place]) == other for place, other in made)
 
     def _weighted_sums(self, x: str, inner: int) -> int | None:
         """The first product that sums over the embeddings by another matrix, and is no part of a further product."""
@@ -140,14 +140,14 @@ class _Finder:
         """True if a product, or a view that alone reads it, goes into a product of two tensors."""
         view = self._only_view(place)
         read = self._readers.get(self._statements[place if view is None else view].target, set())
-        return any(_factors(self._statements[each])[0] for each in read if each < len(self._statements))
+        return any(factors_of(self._statements[each])[0] for each in read if each < len(self._statements))
 
     def _only_view(self, place: int) -> int | None:
         """The statement that turns the axes of a product, if that alone reads it."""
         target = self._statements[place].target
         read = self._readers.get(target, set())
         view = min(read, default=place) if len(read) == 1 else len(self._statements)
-        return view if view < len(self._statements) and _turned(self._statements[view]) == target else None
+        return view if view < len(self._statements) and turned_from(self._statements[view]) == target else None
 
     def _width(self, place: int) -> int:
         return self._shapes[self._statements[place].target][-1] or 0
@@ -160,7 +160,7 @@ class _Finder:
         return name if flipped is over_rows else f"{name}.t()"
 
 
-def _factors(step: Statement) -> tuple[str | None, str | None]:
+def factors_of(step: Statement) -> tuple[str | None, str | None]:
     """The locals of a product of two; (None, None) for another operation."""
     value = step.value
     if not isinstance(value, Call) or value.target != "torch.matmul" or len(locals_in(*value.args)) != 2:
@@ -180,7 +180,7 @@ def _weighted(step: Statement) -> tuple[str | None, Arg]:
     return (x.text, weight) if is_weight and isinstance(x, Ref) and x.kind is RefKind.LOCAL else (None, None)
 
 
-def _turned(step: Statement) -> str | None:
+def turned_from(step: Statement) -> str | None:
     """The local whose second and third axes a statement swaps; None for another operation."""
     value = step.value
     if isinstance(value, Call) and value.target == ".contiguous":

@@ -68,6 +68,7 @@ class Flow:
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Of each mixing layer: x^T @ rank, x @ that, and what may be weighted sums.
     mixing: tuple[tuple[str, ...], ...] = ()
+    dots: tuple[str, ...] = ()  # products x @ x^T, of no mixing layer
     operations: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by module whose own forward has them
 
     def around(self, fused: Collection[str]) -> Flow:
@@ -121,6 +122,8 @@ def flow_of(sites: Mapping[str, Sequence[MeasuredCall]], outputs: Iterable[Opera
     joined = {name: found for name, call in once.items() if (found := _joined(call.result)) is not None}
     single = {name: calls[0] for name, calls in sites.items() if len(calls) == 1}
     products = [(name, each.call) for name, calls in sites.items() for each in calls if each.call.weight is None]
+    mixing = tuple(_mixing(single, products))
+    mixed = {name for layer in mixing for name in layer}
     results = (*outputs, *(each.call.result for calls in sites.values() for each in calls))
     return Flow(
         into=into,
@@ -130,7 +133,8 @@ def flow_of(sites: Mapping[str, Sequence[MeasuredCall]], outputs: Iterable[Opera
         beside=beside,
         near=near,
         joined=joined,
-        mixing=tuple(_mixing(single, products)),
+        mixing=mixing,
+        dots=tuple(dict.fromkeys(name for name, each in products if name not in mixed and _is_of_pairs(each))),
         operations=_by_owner(results),
     )
 
@@ -236,6 +240,12 @@ def _mixing(sites: Mapping[str, MeasuredCall], products: Iterable[tuple[str, Cal
                 sizes = weighted[rank].rows, weighted[rank].k
                 alike = (other for other, found in weighted.items() if (found.rows, found.k) == sizes)
                 yield rank, name, *(other for other in alike if other != rank and read[other] is x)
+
+
+def _is_of_pairs(product: Call) -> bool:
+    """True for the product of a tensor with itself, transposed."""
+    parents = product.result.parents
+    return len(parents) == 2 and _unmoved(parents[0]) is _unmoved(parents[1])
 
 
 def _unmoved(node: Operation, moved: Collection[str] = _MOVED) -> Operation:

@@ -25,8 +25,14 @@ from loka.kernels.fused.interaction.concat_norm import (
     concat_norm_configuration,
     concat_norm_title,
 )
+from loka.kernels.fused.interaction.dot import DotBackward, DotConfiguration, DotForward, dot_configuration, dot_title
 from loka.kernels.fused.interaction.fm import FmBackward, FmConfiguration, FmForward, fm_configuration, fm_title
-from loka.kernels.fused.interaction.interaction_operators import ConcatNormOperator, CrossOperator, FmOperator
+from loka.kernels.fused.interaction.interaction_operators import (
+    ConcatNormOperator,
+    CrossOperator,
+    DotOperator,
+    FmOperator,
+)
 from loka.kernels.fused.matrix_kernels import (
     CastTranspose,
     Products,
@@ -69,9 +75,13 @@ AnySpec = (
     | ConcatNormForward
     | ConcatNormBackward
     | CrossBackward
+    | DotForward
+    | DotBackward
     | QuantizeWeights
 )
-AnyConfiguration = RowLaunch | TransposeTile | FmConfiguration | ConcatNormConfiguration | CrossConfiguration
+AnyConfiguration = (
+    RowLaunch | TransposeTile | FmConfiguration | ConcatNormConfiguration | CrossConfiguration | DotConfiguration
+)
 T = TypeVar("T")
 _KERNELS = KERNELS + "kernels/"
 _SUFFIX = ".py.j2"
@@ -162,6 +172,8 @@ def _rendered(group: Sequence[AnySpec], launched: AnyConfiguration | None, devic
             title = concat_norm_title(first)
         case CrossBackward():
             operator, title = CrossOperator(first, chosen(cross_configuration(first, device))), cross_title(first)
+        case DotForward() | DotBackward():
+            operator, title = DotOperator(first, chosen(dot_configuration(first, device))), dot_title(first)
     return Rendered(tuple(group), operator, title, launches.maxima_chunk)
 
 

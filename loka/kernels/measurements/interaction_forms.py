@@ -1,8 +1,8 @@
 """The forms of interactions: everything but the number of samples and the dtype that a part's time depends on.
 
 `Part.around` has the form in words: "64 embeddings, rank 32, 32 sums, passing" of an FM interaction, "32 + 32 rows,
-residual, layer_norm, weight, bias" of a concat_norm, "bias, itself, passing" of a cross layer. `passing` matters only
-for the gradients, and a forward's part does not have it.
+residual, layer_norm, weight, bias" of a concat_norm, "bias, itself, passing" of a cross layer, "27 embeddings" of a dot
+interaction. `passing` matters only for the gradients, and a forward's part does not have it.
 """
 
 from __future__ import annotations
@@ -80,12 +80,29 @@ class CrossForm:
         return columns * (5 + self.passing if backward else 4 - self.itself)
 
 
-Form = FmForm | ConcatNormForm | CrossForm
+@dataclass(frozen=True, slots=True)
+class DotForm:
+    """A dot interaction of samples (n, d): the products of all pairs of rows."""
+
+    embeddings: int  # n
+
+    @property
+    def words(self) -> str:
+        """The form in words, for `Part.around`."""
+        return f"{self.embeddings} embeddings"
+
+    def moved(self, columns: int, backward: bool) -> int:
+        """Elements read and written for one sample, with d = `columns`."""
+        return self.embeddings * (columns * (2 if backward else 1) + self.embeddings)
+
+
+Form = FmForm | ConcatNormForm | CrossForm | DotForm
 
 _WORKS: dict[type[Form], tuple[PartKind, PartKind]] = {
     FmForm: (PartKind.FM_INTERACTION, PartKind.FM_INTERACTION_BACKWARD),
     ConcatNormForm: (PartKind.CONCAT_NORM, PartKind.CONCAT_NORM_BACKWARD),
     CrossForm: (PartKind.CROSS, PartKind.CROSS_BACKWARD),
+    DotForm: (PartKind.DOT, PartKind.DOT_BACKWARD),
 }
 _NUMBER = re.compile(r"\d+")
 BACKWARDS = frozenset(backward for _, backward in _WORKS.values())
@@ -94,7 +111,7 @@ BACKWARDS = frozenset(backward for _, backward in _WORKS.values())
 def parts_of(form: Form, samples: int, columns: int, kernel: str, dtype: str = "bfloat16") -> tuple[Part, Part]:
     """The parts of an interaction's forward and gradients."""
     first, second = _WORKS[type(form)]
-    forward = form if isinstance(form, ConcatNormForm) else replace(form, passing=False)
+    forward = replace(form, passing=False) if isinstance(form, FmForm | CrossForm) else form
     return (
         Part(first, kernel, samples, columns, dtype=dtype, around=forward.words),
         Part(second, kernel, samples, columns, dtype=dtype, around=form.words),
@@ -129,6 +146,9 @@ def form_of(work: PartKind, around: str) -> Form:
             case PartKind.CROSS:
                 _check_words(words, (BIAS, ITSELF, PASSING))
                 return CrossForm(BIAS in words, ITSELF in words, PASSING in words)
+            case PartKind.DOT:
+                (embeddings,) = words
+                return DotForm(int(embeddings.removesuffix(" embeddings")))
     except ValueError as error:
         raise InputError(f"no {work.value} has the form {around!r}: {error}; measure it again") from error
     raise InputError(f"{work.value} is no interaction, and has no form")

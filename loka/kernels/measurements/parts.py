@@ -29,6 +29,8 @@ class PartKind(StrEnum):
     CONCAT_NORM_BACKWARD = "join-backward"
     CROSS = "cross"
     CROSS_BACKWARD = "cross-backward"
+    DOT = "dot"
+    DOT_BACKWARD = "dot-backward"
 
 
 INTERACTIONS = (
@@ -38,6 +40,8 @@ INTERACTIONS = (
     PartKind.CONCAT_NORM_BACKWARD,
     PartKind.CROSS,
     PartKind.CROSS_BACKWARD,
+    PartKind.DOT,
+    PartKind.DOT_BACKWARD,
 )
 RENDERED, COMPILED = "rendered", "compiled"  # kernels of interactions: LoKA's own, torch.compile's
 

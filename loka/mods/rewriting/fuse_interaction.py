@@ -4,7 +4,8 @@ It supports these interactions, wherever in a forward they are (docs/mods.md has
 
 - an FM interaction (`fm_interaction`): all pairs of a sample's embeddings at low rank, and weighted sums of them;
 - a concatenation norm (`loka.graph.patterns.concat_norm`): a concatenation of rows, a residual and a norm;
-- a cross layer (`loka.graph.patterns.cross`): x0 * (linear(x) + bias) + x, as in a DCNv2.
+- a cross layer (`loka.graph.patterns.cross`): x0 * (linear(x) + bias) + x, as in a DCNv2;
+- a dot interaction (`loka.graph.patterns.dot_interaction`): the products of all pairs of embeddings, as in a DLRM.
 
 The function stays the same, up to rounding: the kernels accumulate in float32 whatever the dtypes. Parameters and the
 keys of the state_dict stay, so that a checkpoint needs no conversion and `patch.remove()` undoes everything.
@@ -37,7 +38,9 @@ class FuseInteractionMod:
 
     name: str = NAME
     exact: bool = True
-    description: str = "mixing layers, joins and cross layers read what they combine once forward and once backward"
+    description: str = (
+        "mixing layers, joins, cross layers and dot interactions read what they combine once forward and once backward"
+    )
 
     def proposal(self, model: UnplannedModel) -> str | None:
         """Number of modules that may contain an interaction, in words; None for none."""
@@ -79,6 +82,9 @@ def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], 
     together = (*_together(crossing, modules), *_held(layers, modules), *into)
     owners.update((writer, None) for writer, *_ in joined)
     likely.update(writer for writer, *_ in joined)
+    dots = dict.fromkeys(site.owner for site in sites if site.name in flow.dots and wants(site.owner))
+    owners.update(dots)
+    likely.update(dots)
     parts = [(part, owner) for writer, owner, *others in joined for part in (writer, *others)]
     inlined = tuple((writer, owner) for writer, owner in (*products, *parts) if writer != owner)
     found = Interacting(frozenset(owners), tuple(seen), together, names, products=inlined)

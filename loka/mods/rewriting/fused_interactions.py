@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from loka.graph.ir import WEIGHTED, ConcatNorm, Cross, FmInteraction, ForwardIR, NearKind, Region
+from loka.graph.ir import WEIGHTED, ConcatNorm, Cross, DotInteraction, FmInteraction, ForwardIR, NearKind, Region
 from loka.graph.patterns.concat_norm import concatenated_norm
 from loka.graph.patterns.fm_interaction import in_place_reason, without_sums
 from loka.graph.patterns.linear_chain import LinearChain
 from loka.graph.sites.site import Site
 from loka.kernels.fused.cross.cross_kernel import unsupported_reason as why_not_crossed
 from loka.kernels.fused.interaction.concat_norm import unsupported_reason as why_not_joined
+from loka.kernels.fused.interaction.dot import unsupported_reason as why_not_paired
+from loka.kernels.fused.interaction.fm import padded
 from loka.kernels.fused.interaction.fm import unsupported_reason as why_not_mixed
-from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, FmForm, Form
+from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, DotForm, FmForm, Form
 from loka.mods.rewriting.rewriting_tracer import writer_of
 
 
@@ -73,12 +75,13 @@ class ChosenInteractions:
     mixes: tuple[FmInteraction, ...] = ()
     joins: tuple[ConcatNorm, ...] = ()
     crosses: tuple[Cross, ...] = ()
+    dots: tuple[DotInteraction, ...] = ()
     regions: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def any(self) -> bool:
         """True if there is one."""
-        return bool(self.mixes or self.joins or self.crosses)
+        return bool(self.mixes or self.joins or self.crosses or self.dots)
 
     def crosses_in(self, region: Region) -> bool:
         """True if a region around a GEMM contains part of a cross layer, which is then computed separately."""
@@ -86,9 +89,12 @@ class ChosenInteractions:
 
 
 NAME = "fuse_interaction"
-NOTHING = "its forward has no mixing layer, join or cross layer in a form that a kernel takes (docs/mods.md)"
+NOTHING = (
+    "its forward has no mixing layer, join, cross layer or dot interaction in a form that a kernel takes (docs/mods.md)"
+)
 FM_FUSED = ("transpose", "matmul", "matmul")  # the operations around a site of an FM interaction
 _KEEP = "in FP8, and kernels mix in the model's dtype: keep that site (compute: keep)"
+_UNTRIED = "no GPU has run the gradient's kernel for a power of two of embeddings yet"
 CROSSED = ("linear", "mul", "add")  # around the GEMM of a cross layer
 
 
@@ -114,11 +120,13 @@ def choose_interactions(
     mixed = tuple(_mixes(forward, owners, kept, found, unwanted))
     joined = tuple(_joins(forward, owners, places, found))
     crossed = tuple(_crosses(forward, owners, places, found))
+    paired = tuple(_dots(forward, owners, found))
     mixes, joins = tuple(mix for mix, _ in mixed), tuple(join for join, _ in joined)
     crosses = tuple(cross for cross, fused in crossed if fused.form is not None)
     found.fused += [_with_passing(fused, any(_adds(join, mix) for join in joins)) for mix, fused in mixed]
     found.fused += [fused for _, fused in joined]
     found.fused += [_with_passing(fused, _is_read_later(cross, crosses)) for cross, fused in crossed]
+    found.fused += [fused for _, fused in paired]
     done = {fused.owner for fused in found.fused}
     mixing = {fused.owner for _, fused in mixed}
     fused_of = {NearKind.MIXING: mixing, NearKind.JOIN_OR_CROSS: done, NearKind.NORM: set(owners)}
@@ -127,7 +135,7 @@ def choose_interactions(
         found.refuse({writer} & set(owners) - fused_of[near.kind], near.missing)
     regions = [(site, FM_FUSED) for mix in mixes for site in sites_of(mix, forward)]
     regions += [(site, CROSSED) for cross in crosses for site in _site_at(forward, cross.linear)]
-    return ChosenInteractions(mixes, joins, crosses, tuple(regions))
+    return ChosenInteractions(mixes, joins, crosses, tuple(dot for dot, _ in paired), tuple(regions))
 
 
 def sites_of(mix: FmInteraction, forward: ForwardIR) -> tuple[str, ...]:
@@ -240,6 +248,20 @@ def _crosses(
         sites = _site_at(forward, cross.linear)
         beside = sites[0] if sites else ""
         yield cross, Fused(owner, f"a cross layer, {cross.width} wide{where}", sites, form, cross.width, beside)
+
+
+def _dots(
+    forward: ForwardIR, owners: Collection[str], found: FusedInteractions
+) -> Iterator[tuple[DotInteraction, Fused]]:
+    for dot in forward.dots:
+        owner, (n, d) = writer_of(forward, dot.product), dot.sizes
+        if owner not in owners:
+            continue
+        reason = why_not_paired(n, d) or (_UNTRIED if n == padded(n) else None)
+        if reason is not None:
+            found.refuse([owner], f"no kernel multiplies all pairs of {n} embeddings of {d}: {reason}")
+            continue
+        yield dot, Fused(owner, f"a dot interaction of {n} embeddings of {d}", (), DotForm(n), d)
 
 
 def _site_at(forward: ForwardIR, place: int) -> tuple[str, ...]:

@@ -216,7 +216,13 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, trace:
         (name, "" if name in in_chains else made.notes.get(name) or NOTHING_AROUND) for name in fused - around
     )
     patterns = replace(
-        forward, regions=regions, near=(), mixes=chosen.mixes, joins=chosen.joins, crosses=chosen.crosses
+        forward,
+        regions=regions,
+        near=(),
+        mixes=chosen.mixes,
+        joins=chosen.joins,
+        crosses=chosen.crosses,
+        dots=chosen.dots,
     )
     written = _written(patterns, _replaced(patterns, chains, {site.name for site in request.needed}), trace)
     called = {step.call.site for step in written.statements if step.call is not None}
@@ -257,6 +263,7 @@ def _replaced(forward: ForwardIR, chains: Sequence[LinearChain], sites: Containe
     places.update(place for mix in forward.mixes for place in (*mix.places, *mix.gemms))
     places.update(place for join in forward.joins for place in join.places)
     places.update(place for cross in forward.crosses for place in (*cross.places, cross.linear))
+    places.update(place for dot in forward.dots for place in dot.places)
     steps = enumerate(forward.statements)
     calls = ((place, step.call) for place, step in steps if step.op not in (PART, REASSOCIATED))
     return frozenset(places) | {place for place, call in calls if call is not None and call.site in sites}

@@ -9,7 +9,7 @@ from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
 from loka.graph.sites.site import GemmKind, Site
 from loka.kernels.fused.interaction.interaction_specs import specs_of
-from loka.kernels.measurements.interaction_forms import CrossForm, FmForm, Form, form_of, parts_of
+from loka.kernels.measurements.interaction_forms import CrossForm, DotForm, FmForm, Form, form_of, parts_of
 from loka.kernels.measurements.part_bounds import added_us
 from loka.kernels.measurements.parts import COMPILED, RENDERED, PartCosts, PartKind, TimeSource
 from loka.mods.rewriting.fused_interactions import Fused
@@ -32,13 +32,15 @@ def interaction_plans(
     for each in fused:
         if each.form is None:
             continue
-        forward, backward = parts_of(each.form, _samples(each, sites, batch_size), each.columns, RENDERED)
-        fused_sites = each.sites
-        if forward.work is PartKind.FM_INTERACTION:
-            products = (site.name for site in sites.values() if _multiplies(site, each, forward.rows, batch_size))
-            fused_sites += tuple(name for name in products if name not in claimed)[:1]
-            claimed.update(fused_sites)
-        beside = sites.get(each.beside)
+        products = (site for site in sites.values() if _multiplies(site, each, sites, batch_size))
+        product = next((site for site in products if site.name not in claimed), None)
+        fused_sites = each.sites + (() if product is None else (product.name,))
+        claimed.update(fused_sites if product is not None else ())
+        samples = _samples(each, sites, batch_size)
+        if isinstance(each.form, DotForm) and product is not None:
+            samples = product.rows.at(batch_size) // each.form.embeddings
+        forward, backward = parts_of(each.form, samples, each.columns, RENDERED)
+        beside = product if isinstance(each.form, DotForm) else sites.get(each.beside)
         found.append(
             InteractionPlan(
                 work=forward.work,
@@ -71,7 +73,8 @@ def interaction_by_site(plan: Plan) -> Mapping[str, InteractionPlan]:
 
 def place_in_interaction(interaction: InteractionPlan) -> str:
     """Text for a site fused into an interaction: `in the mixing layer of layers.0`."""
-    return f"in the mixing layer of {interaction.owner or 'the model itself'}"
+    kind = "dot interaction" if interaction.work is PartKind.DOT else "mixing layer"
+    return f"in the {kind} of {interaction.owner or 'the model itself'}"
 
 
 def kernel_names(interaction: InteractionPlan) -> tuple[str, str]:
@@ -96,12 +99,20 @@ def _samples(fused: Fused, sites: Mapping[str, Site], batch_size: int) -> int:
     return rows // fused.columns if isinstance(fused.form, FmForm) else rows  # x^T (B, d, n) times rank
 
 
-def _multiplies(site: Site, fused: Fused, samples: int, batch_size: int) -> bool:
-    """True if a product without a Parameter is the outer one of an FM interaction: x (B, n, d) times x^T @ rank."""
-    form = fused.form
-    if site.kind is not GemmKind.BMM or site.owner != fused.owner or not isinstance(form, FmForm):
+def _multiplies(site: Site, fused: Fused, sites: Mapping[str, Site], batch_size: int) -> bool:
+    """True for a product without a Parameter that an interaction of x (B, n, d) computes.
+
+    It is the outer one of an FM interaction, x times x^T @ rank, or that of a dot interaction, x times x^T.
+    """
+    if site.weight is not None or site.owner != fused.owner or site.k != fused.columns:
         return False
-    return (site.k, site.rows.at(batch_size)) == (fused.columns, samples * form.embeddings) and site.n == form.rank
+    match fused.form:
+        case FmForm() as form:
+            rows = _samples(fused, sites, batch_size) * form.embeddings
+            return site.kind is GemmKind.BMM and site.rows.at(batch_size) == rows and site.n == form.rank
+        case DotForm() as form:
+            return site.n == form.embeddings and site.rows.at(batch_size) % form.embeddings == 0
+    return False
 
 
 def _time(form: Form, samples: int, columns: int, kernel: str, perf_model: PerfModel | None) -> StepTime | None:

@@ -14,7 +14,7 @@ from loka.kernels.measurements.part_bounds import bound_us, interaction_us
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartCosts, PartKind, PartTime, TimeSource, less_sure
 from loka.numerics.enums import Format
 from loka.plan.plan import StepTime
-from loka.plan.select.workload import COMPILED, DROPOUT, RENDERED, STATIC_SCALES, STATIC_SCALES_TILES, UNMEASURED
+from loka.plan.select.workload import COMPILED, DROPOUT, RENDERED, STATIC_SCALES, STATIC_SCALES_TILES, TIMED_AS
 
 _NORM, _ACTIVATIONS = "layer_norm", ("silu", "hardswish", "relu")  # substitutes for others that move the same bytes
 
@@ -73,8 +73,6 @@ _DROPOUT_US = {
     (COMPILED, PartKind.BACKWARD): 0.7,
 }
 _DERIVED_NOISE = 0.1  # of both
-# Noise of LoKA's kernels with what they were never timed with: so large that `auto` fuses nothing for its sake.
-_UNMEASURED_NOISE = 0.5
 
 # Noise of an interaction's time estimated from its bytes: eight measured kernels (docs/results/LOG.md, "where Wukong
 # small's step went") are from 10 % below it to 15 % above.
@@ -117,8 +115,9 @@ class PerfModel:
 
     def _look_up(self, part: Part) -> Latency | None:
         words = part.around.split() if part.kernel in (RENDERED, COMPILED) else ()
-        if any(word in UNMEASURED for word in words):
-            return self._unmeasured(part)
+        if any(word in TIMED_AS for word in words):
+            known = self.part(replace(part, around=" ".join(TIMED_AS.get(word, word) for word in words).strip()))
+            return None if known is None else known.estimate(1.0)
         if DROPOUT in words:
             return self._with_dropout(part)
         if BATCH_NORM in words:
@@ -138,16 +137,6 @@ class PerfModel:
             if timed is not None:
                 return _latency(timed).estimate(bound_us(part, self.device) / bound_us(other, self.device))
         return None
-
-    def _unmeasured(self, part: Part) -> Latency | None:
-        """A part with what LoKA's kernels were never timed with, from a part of the same cost."""
-        around = " ".join(UNMEASURED.get(word, word) for word in part.around.split()).strip()
-        known = self.part(replace(part, around=around))
-        if known is None:
-            return None
-        made = known.estimate(1.0)
-        more = 0.0 if part.kernel == COMPILED else made.us * _UNMEASURED_NOISE
-        return replace(made, noise=hypot(made.noise, more))
 
     def _with_dropout(self, part: Part) -> Latency | None:
         """A part with a dropout: the part without, and what the dropout adds."""

@@ -47,8 +47,8 @@ COMPILED = "compiled"  # by torch.compile; not recorded, derived from rendered k
 STATIC_SCALES, STATIC_SCALES_TILES = "static", "static-tiles"
 DROPOUT = "dropout"
 TIMES = "times"  # what a norm gives is multiplied by a matrix, whose bytes are the same in each kernel
-# What LoKA's kernels were never timed with, and what costs the same as it does.
-UNMEASURED: Mapping[str, str] = MappingProxyType({TIMES: "", "tanh": "relu"})
+# What no recording has, and what takes the same time.
+TIMED_AS: Mapping[str, str] = MappingProxyType({TIMES: "", "tanh": "relu"})
 DTYPE = "bfloat16"  # of activations: the model's own, or autocast's
 _GEMMS = frozenset({"linear", "matmul", "mm", "addmm", "einsum", "bmm"})
 

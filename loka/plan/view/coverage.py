@@ -34,7 +34,7 @@ from loka.plan.format import (
 )
 from loka.plan.plan import NATIVE, NOTHING_AROUND, GemmPlan, Plan, SitePlan
 from loka.plan.select.interaction_times import interaction_by_site
-from loka.plan.select.workload import UNMEASURED, SiteSizes, gemm_part, surroundings_of
+from loka.plan.select.workload import SiteSizes, gemm_part, surroundings_of
 
 LARGEST = 3  # pieces of the compiler's time that are named
 BESIDE = "the rest of the step"
@@ -326,9 +326,4 @@ def _why_not_fused(site: SitePlan) -> str:
         return f"fuse: {wanted.value}{by} fuses around GEMMs in BF16 where times are known"
     if site.fp8 and not site.recipe.is_chain:
         return "this recipe is none of a chain's, around which kernels can fuse"
-    around = surroundings_of(site.site)
-    unmeasured = [word for word in f"{around.before} {around.after}".split() if word in UNMEASURED]
-    if unmeasured:
-        never = f"no GPU ran LoKA's kernels of a {unmeasured[0]} yet; fuse: always takes them"
-        return f"fuse: {wanted.value}{by} fuses what is known to gain: {never}"
     return f"fuse: {wanted.value}{by}, and by the measurements fusing gains nothing"

@@ -16,7 +16,7 @@ LEAST_COMPARED = {  # results, at least
     "aligned": 30,
     "batch_norm": 40,
     "cross": 10,
-    "interaction": 30,
+    "interaction": 45,
     "product": 100,
     "quantized": 300,
     "recorded": 100,

@@ -1,6 +1,6 @@
 """Run by test_interpreted.py: indexing and masks, on float16 and float32.
 
-The interpreter is right about float16, which FM interactions take as it takes bfloat16.
+The interpreter is right about float16, which FM and dot interactions take as they take bfloat16.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from torch import Tensor
 
 from tests.support.kernels.interaction_cases import (
     CONCAT_NORMS,
+    DOTS,
     SIZES,
     concat_norm_inputs,
     concat_norm_specs,
+    dot_inputs,
+    dot_specs,
     exact_concat_norm,
+    exact_dot,
     exact_fm,
     fm_inputs,
     fm_specs,
@@ -44,6 +48,7 @@ def compare(spec: Any, got: dict[str, Tensor], exact: dict[str, Tensor], limit: 
 def main(folder: Path) -> int:
     """All checks; returns how many results of both were compared."""
     specs: list[Any] = [spec for sizes in SIZES for spec in fm_specs(sizes)]
+    specs += [spec for sizes in DOTS for spec in dot_specs(sizes)]
     package = write_package(
         folder / "interpreted", [*specs, *(s for case in CONCAT_NORMS for s in concat_norm_specs(case))]
     )
@@ -57,6 +62,11 @@ def main(folder: Path) -> int:
         exact = exact_fm(sizes, inputs)
         for spec in fm_specs(sizes):
             compared += compare(spec, run(package, spec, *(inputs[p] for p in spec.parameters)), exact, 0.01)
+    for pair in DOTS:
+        inputs = dot_inputs(pair, SAMPLES, torch.float16)
+        for spec in dot_specs(pair):
+            found = run(package, spec, *(inputs[p] for p in spec.parameters))
+            compared += compare(spec, found, exact_dot(inputs), 0.01)
     for case in CONCAT_NORMS:
         inputs = concat_norm_inputs(case, SAMPLES, torch.float32)
         exact = exact_concat_norm(case, inputs)

@@ -1,4 +1,4 @@
-"""What the tests of FM interaction and concat_norm kernels share: sizes, inputs, and float64 oracles by autograd."""
+"""What the tests of interactions' kernels share: sizes, inputs, and float64 oracles by autograd."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loka.kernels.fused.interaction.concat_norm import ConcatNormBackward, ConcatNormForward
+from loka.kernels.fused.interaction.dot import DotBackward, DotForward
 from loka.kernels.fused.interaction.fm import FmBackward, FmForward, FmSizes
 
 SIZES = [
@@ -19,6 +20,7 @@ SIZES = [
 ]
 LARGE = FmSizes(128, 256, 64, 64)
 LARGEST = [LARGE, FmSizes(128, 256, 128, 100), FmSizes(256, 128, 64, 64), FmSizes(256, 100, 128, 0)]  # of their kinds
+DOTS = [(27, 128), (16, 16), (9, 64), (40, 100), (1, 5), (128, 128), (101, 24), (16, 1000)]  # embeddings, dimension
 # width, parts, residual, norm, weight, bias
 CONCAT_NORMS = [
     (16, (3, 5), True, "layer_norm", True, True),
@@ -126,6 +128,27 @@ def exact_concat_norm(case: ConcatNorm, inputs: dict[str, Tensor]) -> dict[str, 
         "rstd": rstd,
         **{f"d{name}": gradient for name, gradient in zip(leaves, gradients, strict=True)},
     }
+
+
+def dot_specs(sizes: tuple[int, int]) -> tuple[DotForward, DotBackward]:
+    """Both directions."""
+    return DotForward(*sizes), DotBackward(*sizes)
+
+
+def dot_inputs(sizes: tuple[int, int], samples: int, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor]:
+    """x and the gradient of the products, which is not symmetric, in `dtype`."""
+    generator = torch.Generator().manual_seed(samples + sum(sizes))
+    n, d = sizes
+    x, grad = torch.randn(samples, n, d, generator=generator), torch.randn(samples, n, n, generator=generator)
+    return {"x": x.to(device, dtype), "dproducts": grad.to(device, dtype)}
+
+
+def exact_dot(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Results of forward and backward in float64, by torch's own functions and autograd."""
+    x = inputs["x"].double().requires_grad_()
+    products = torch.matmul(x, x.transpose(1, 2))
+    (dx,) = torch.autograd.grad(products, x, inputs["dproducts"].double())
+    return {"products": products.detach(), "dx": dx}
 
 
 def summed(name: str, result: Tensor, expected: Tensor) -> Tensor:

@@ -92,6 +92,9 @@ def arguments_like(spec: Any, element: torch.dtype, others: Mapping[str, torch.d
         shapes |= {"rank": ((sizes.embeddings, sizes.rank), element), "dproducts": ((*of_sample, sizes.rank), element)}
         shapes |= {"compress": ((sizes.made, sizes.embeddings), element)}
         shapes |= {"dcompressed": ((SAMPLES, sizes.made, sizes.dim), element)}
+    if hasattr(spec, "embeddings"):
+        shapes |= {"x": ((SAMPLES, spec.embeddings, spec.dim), element)}
+        shapes |= {"dproducts": ((SAMPLES, spec.embeddings, spec.embeddings), element)}
     if hasattr(spec, "parts"):
         rows = ROWS // SAMPLES
         shapes |= dict.fromkeys(("residual", "grad"), ((SAMPLES, rows, width), element))

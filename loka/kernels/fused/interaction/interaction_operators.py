@@ -1,4 +1,4 @@
-"""The host's side of interactions: FM interactions, norms of what is concatenated, gradients of cross layers."""
+"""The host's side of interactions: FM and dot interactions, concat norms, gradients of cross layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from loka.kernels.fused import checks, operators
 from loka.kernels.fused.cross.cross_kernel import CrossBackward, CrossConfiguration
 from loka.kernels.fused.cross.cross_reference import cross_backward
-from loka.kernels.fused.interaction import fm_reference
+from loka.kernels.fused.interaction import dot_reference, fm_reference
 from loka.kernels.fused.interaction.concat_norm import (
     LARGEST_PARTS,
     ConcatNormBackward,
@@ -21,6 +21,7 @@ from loka.kernels.fused.interaction.concat_norm import (
     part_names,
 )
 from loka.kernels.fused.interaction.concat_norm_reference import concat_norm_backward, concat_norm_forward
+from loka.kernels.fused.interaction.dot import DotBackward, DotConfiguration, DotForward
 from loka.kernels.fused.interaction.fm import FmBackward, FmConfiguration, FmForward, padded
 from loka.kernels.fused.kernel_values import padded_width
 from loka.kernels.fused.launching import Launch, launch_by_name
@@ -194,3 +195,41 @@ class CrossOperator(SpecOperator):
         found = cross_backward(**given, itself=self.spec.itself)
         made = (found.product.to(given["product"].dtype), found.factor.to(given["factor"].dtype))
         return (*made, found.bias) if self.spec.bias else made
+
+
+@dataclass(frozen=True)
+class DotOperator(SpecOperator):
+    """`DotForward` or `DotBackward`."""
+
+    spec: DotForward | DotBackward
+    how: DotConfiguration
+
+    @property
+    def kernel(self) -> str:  # type: ignore[override]
+        return "dot_forward" if isinstance(self.spec, DotForward) else "dot_backward"
+
+    @property
+    def flops(self) -> int:  # type: ignore[override]
+        return (2 if isinstance(self.spec, DotForward) else 4) * self.spec.embeddings**2 * self.spec.dim
+
+    def outputs(self, *arguments: Tensor) -> Tensor:
+        n, d, x = self.spec.embeddings, self.spec.dim, arguments[-1]
+        checks.check_sample(x, n, d)
+        return x.new_empty((x.shape[0], n, n if isinstance(self.spec, DotForward) else d))
+
+    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Tensor], launch: Launch) -> None:
+        (result,), n, d, x = results, self.spec.embeddings, self.spec.dim, arguments[-1]
+        if x.dtype.itemsize != 2:  # tensor cores take 16 bits; more is for torch's own products
+            result.copy_(self.reference(*arguments))
+            return
+        tensors = [tensor.contiguous() for tensor in arguments]
+        names = (*self.spec.parameters, *self.spec.results)
+        values: dict[str, Any] = dict(zip(names, (*tensors, result), strict=True))
+        values |= {"batch": x.shape[0], "N": n, "D": d, "N_HELD": padded(n), "D_HELD": padded(d)}
+        values |= {"STAGES": self.how.stages}
+        grid = (operators.programs(x, 1, self.how.programs),)
+        launch_by_name(launch, getattr(kernels, self.kernel), grid, values, self.how.warps)
+
+    def reference(self, *arguments: Tensor) -> Tensor:
+        forward = isinstance(self.spec, DotForward)
+        return dot_reference.dot_forward(*arguments) if forward else dot_reference.dot_backward(*arguments)

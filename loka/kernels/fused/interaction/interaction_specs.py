@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from loka.kernels.fused.cross.cross_kernel import CrossBackward, cross_forward
 from loka.kernels.fused.interaction.concat_norm import ConcatNormBackward, ConcatNormForward, backward_of
+from loka.kernels.fused.interaction.dot import DotBackward, DotForward
 from loka.kernels.fused.interaction.fm import FmBackward, FmForward, FmSizes
 from loka.kernels.fused.norm.norm_spec import NormForward
-from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, FmForm, Form
+from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, DotForm, FmForm, Form
+
+Forward = FmForward | ConcatNormForward | NormForward | DotForward
+Backward = FmBackward | ConcatNormBackward | CrossBackward | DotBackward
 
 EPS = 1e-5  # of a norm over concatenated rows; the value does not change its time
 
 
-def specs_of(
-    form: Form, columns: int
-) -> tuple[FmForward | ConcatNormForward | NormForward, FmBackward | ConcatNormBackward | CrossBackward]:
+def specs_of(form: Form, columns: int) -> tuple[Forward, Backward]:
     """The specs of the forward and of the gradients. Raises InputError where there is none for these sizes."""
     match form:
         case FmForm():
@@ -24,8 +26,10 @@ def specs_of(
             return forward, backward_of(forward)
         case CrossForm():
             return cross_forward(columns, form.bias), CrossBackward(columns, form.bias, form.itself, form.passing)
+        case DotForm():
+            return DotForward(form.embeddings, columns), DotBackward(form.embeddings, columns)
 
 
-def sums_of(backward: FmBackward | ConcatNormBackward | CrossBackward) -> int:
+def sums_of(backward: Backward) -> int:
     """Number of results that are partial sums, the last ones, which `Reduce` adds up."""
     return len(backward.results) - (2 if isinstance(backward, CrossBackward) else 1)

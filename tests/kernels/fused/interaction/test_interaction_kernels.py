@@ -1,4 +1,4 @@
-"""FM interaction and concat_norm kernels without a GPU: references in float64, refusals, text, interpreter, sm_90."""
+"""Kernels of FM and dot interactions and concat norms without a GPU: references in float64, refusals, shapes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ import torch
 
 from loka.errors import InputError
 from loka.kernels.fused.interaction.concat_norm import ConcatNormForward
+from loka.kernels.fused.interaction.dot import DotForward
 from loka.kernels.fused.interaction.fm import FmSizes, unsupported_reason
 from tests.support.kernels.interaction_cases import (
     CONCAT_NORMS,
+    DOTS,
     LARGE,
     SIZES,
     concat_norm_inputs,
     concat_norm_specs,
+    dot_inputs,
+    dot_specs,
     exact_concat_norm,
+    exact_dot,
     exact_fm,
     fm_inputs,
     fm_specs,
@@ -29,6 +34,7 @@ from tests.support.kernels.rendered_cases import write_package
 def package(tmp_path_factory):
     specs = [spec for sizes in (*SIZES, LARGE) for spec in fm_specs(sizes)]
     specs += [spec for case in CONCAT_NORMS for spec in concat_norm_specs(case)]
+    specs += [spec for sizes in DOTS for spec in dot_specs(sizes)]
     return write_package(tmp_path_factory.mktemp("interactions") / "interactions_package", specs)
 
 
@@ -67,10 +73,26 @@ def test_a_concat_norm_has_the_dtype_that_it_is_asked_for_and_the_gradient_the_w
     assert package.run(backward, *(known[p] for p in backward.parameters))["dx"].dtype == torch.float32
 
 
+@pytest.mark.parametrize("sizes", DOTS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_dot_interaction_is_what_torch_computes(package, sizes, dtype):
+    inputs = dot_inputs(sizes, 5, dtype)
+    exact = exact_dot(inputs)
+    for spec in dot_specs(sizes):
+        for name, result in package.run(spec, *(inputs[p] for p in spec.parameters)).items():
+            assert result.dtype == dtype
+            error = (result.double() - exact[name]).abs().max() / exact[name].abs().max()
+            assert error < (1e-5 if dtype == torch.float32 else 0.01), (spec, name, error)
+
+
 def test_shapes_for_the_compiler_are_those_of_the_reference(package):
     for sizes in SIZES:
         inputs = fm_inputs(sizes, 3, torch.bfloat16)
         for spec in fm_specs(sizes):
+            check_fake(package, spec, [inputs[p] for p in spec.parameters])
+    for sizes in DOTS:
+        inputs = dot_inputs(sizes, 3, torch.bfloat16)
+        for spec in dot_specs(sizes):
             check_fake(package, spec, [inputs[p] for p in spec.parameters])
     for case in CONCAT_NORMS:
         inputs = concat_norm_inputs(case, 3, torch.bfloat16)
@@ -111,6 +133,14 @@ def test_sizes_without_a_kernel_are_refused(sizes, said):
     assert said in unsupported_reason(*sizes)
     with pytest.raises(InputError, match=said):
         FmSizes(*sizes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"), [((0, 16), "1 or more"), ((129, 16), "128 embeddings"), ((64, 512), "16384 elements")]
+)
+def test_dot_interactions_without_a_kernel_are_refused(sizes, said):
+    with pytest.raises(InputError, match=said):
+        DotForward(*sizes)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""FM interaction and concat_norm kernels on a Hopper GPU: float64, odd batches, views, graphs and the compiler."""
+"""Interactions' kernels on a Hopper GPU: float64, odd batches, views, graphs and the compiler."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from loka.kernels.fused.matrix_kernels import Reduce
 from tests.support.gpu import ON_HOPPER
 from tests.support.kernels.interaction_cases import (
     CONCAT_NORMS,
+    DOTS,
     LARGEST,
     SIZES,
     concat_norm_inputs,
     concat_norm_specs,
+    dot_inputs,
+    dot_specs,
     exact_concat_norm,
+    exact_dot,
     exact_fm,
     fm_inputs,
     fm_specs,
@@ -31,6 +35,7 @@ SAMPLES = (1, 17, 1031)
 def package(tmp_path_factory):
     specs = [spec for sizes in (*SIZES, *LARGEST) for spec in fm_specs(sizes)]
     specs += [spec for case in CONCAT_NORMS for spec in concat_norm_specs(case)]
+    specs += [spec for sizes in DOTS for spec in dot_specs(sizes)]
     return write_package(tmp_path_factory.mktemp("interactions_gpu") / "interactions_gpu_package", [*specs, Reduce(2)])
 
 
@@ -81,6 +86,43 @@ def test_concat_norms_against_float64(package, case, dtype):
         check(got, exact, 3e-3 if dtype == torch.bfloat16 else 1e-5)
 
 
+@pytest.mark.parametrize("sizes", DOTS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_dot_interactions_against_float64(package, sizes, dtype):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for samples in (0, *SAMPLES):
+        inputs = dot_inputs(sizes, samples, dtype, "cuda")
+        limit = {torch.bfloat16: 3e-3, torch.float16: 1e-3, torch.float32: 1e-5}[dtype]
+        for spec in dot_specs(sizes):
+            got = package.run(spec, *(inputs[p] for p in spec.parameters))
+            assert all(result.shape[0] == samples for result in got.values())
+            if samples:
+                check(got, exact_dot(inputs), limit)
+
+
+def test_a_dot_interaction_of_views_and_of_non_finite_samples(package):
+    forward, backward = dot_specs(DOTS[0])
+    inputs = dot_inputs(DOTS[0], 9, torch.bfloat16, "cuda")
+    wide = {name: torch.cat([tensor, tensor], -1)[..., : tensor.shape[-1]] for name, tensor in inputs.items()}
+    for spec in (forward, backward):
+        views, whole = (package.run(spec, *(given[p] for p in spec.parameters)) for given in (wide, inputs))
+        assert all(torch.equal(views[name], whole[name]) for name in whole)
+    inputs["x"][4, 3, 5] = torch.inf
+    for spec in (forward, backward):
+        for result in package.run(spec, *(inputs[p] for p in spec.parameters)).values():
+            assert [not bool(result[i].isfinite().all()) for i in range(9)] == [i == 4 for i in range(9)]
+
+
+def test_a_dot_interaction_beyond_two_to_the_31_elements(package):
+    forward, backward = dot_specs((27, 128))
+    x = torch.zeros(2**31 // (27 * 128) + 100, 27, 128, device="cuda", dtype=torch.bfloat16)
+    x[-1] = torch.randn(27, 128)
+    products = package.run(forward, x)["products"]
+    assert torch.equal(products[-1:], package.run(forward, x[-1:])["products"])
+    dx = package.run(backward, products, x)["dx"]
+    assert torch.equal(dx[-1:], package.run(backward, products[-1:], x[-1:])["dx"])
+
+
 def test_non_finite_samples_stay_their_own(package):
     forward, backward = fm_specs(SIZES[3])
     inputs = fm_inputs(SIZES[3], 9, torch.bfloat16, "cuda")
@@ -97,18 +139,21 @@ def test_graph_and_compiler_give_what_a_call_gives(package):
     concat_forward, _ = concat_norm_specs(CONCAT_NORMS[1])
     fm = fm_inputs(SIZES[3], 64, torch.bfloat16, "cuda")
     concatenated = concat_norm_inputs(CONCAT_NORMS[1], 64, torch.bfloat16, "cuda")
+    dot_backward, dots = dot_specs(DOTS[0])[1], dot_inputs(DOTS[0], 64, torch.bfloat16, "cuda")
+    third = [dots[p] for p in dot_backward.parameters]
     first = [fm[p] for p in forward.parameters]
     second = [concatenated[p] for p in concat_forward.parameters]
 
-    def both() -> tuple[Tensor, Tensor]:
+    def step() -> tuple[Tensor, ...]:
         products = package.run(forward, *first)["products"]
-        return products, package.run(concat_forward, *second, torch.bfloat16)["out"]
+        joined = package.run(concat_forward, *second, torch.bfloat16)["out"]
+        return products, joined, package.run(dot_backward, *third)["dx"]
 
-    expected = both()
-    compiled = torch.compile(both, fullgraph=True)()
+    expected = step()
+    compiled = torch.compile(step, fullgraph=True)()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = both()
+        captured = step()
     graph.replay()
     for a, b, c in zip(expected, compiled, captured, strict=True):
         assert torch.equal(a, b)

@@ -1,0 +1,37 @@
+"""Dot interactions of a DLRM (arXiv 1906.00091): the products of all pairs of a sample's embeddings, in one kernel.
+
+turned = x.transpose(1, 2)       # x (B, n, d), B the batch
+products = x @ turned            # (B, n, n); what picks pairs out of them stays the forward's own
+
+They are found in canonical form (`loka.graph.canonical`), in which products have this form however they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from loka.graph.ir import DotInteraction, ForwardIR, Shape
+from loka.graph.patterns.fm_interaction import changes_in_place, factors_of, turned_from
+from loka.graph.patterns.linear_chain import readers_of
+
+
+def find_dot_interactions(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tuple[DotInteraction, ...]:
+    """The dot interactions of a forward; `shapes` are those of the targets and arguments.
+
+    A forward that changes a tensor in place has none: the transposition is a view, and the kernel reads x later.
+    """
+    return () if changes_in_place(forward.statements) else tuple(_found(forward, shapes))
+
+
+def _found(forward: ForwardIR, shapes: Mapping[str, Shape]) -> Iterator[DotInteraction]:
+    readers = readers_of(forward)
+    places = {step.target: place for place, step in enumerate(forward.statements)}
+    for product, step in enumerate(forward.statements):
+        x, turned = factors_of(step)
+        place = places.get(turned or "")
+        if x is None or place is None or turned_from(forward.statements[place]) != x:
+            continue
+        batch, *sizes = shapes.get(x, ())
+        if batch is None and len(sizes) == 2 and None not in sizes:
+            skipped = (place,) if readers[forward.statements[place].target] == {product} else ()
+            yield DotInteraction(product, skipped, x, (sizes[0] or 0, sizes[1] or 0))
