@@ -263,10 +263,8 @@ class _Writer:
         batch, rows, columns = node.shape
         left_dims = (*(of_left[0] or ()), *(of_left[1] or ()), merged(node.k[0]))
         right_dims = (*(of_right[0] or ()), merged(node.k[1]), *(of_right[1] or ()))
-        of_rows, of_columns = (
-            Value(node.left, left_dims, (batch, rows, k)),
-            Value(node.right, right_dims, (batch, k, columns)),
-        )
+        of_rows = Value(node.left, left_dims, (batch, rows, k))
+        of_columns = Value(node.right, right_dims, (batch, k, columns))
         left = self._tensor(of_rows)
         if of_pairs and of_columns not in self._names:
             self._names[of_columns] = self._viewed(of_rows, of_columns)

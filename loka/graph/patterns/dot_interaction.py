@@ -31,7 +31,7 @@ def _found(forward: ForwardIR, shapes: Mapping[str, Shape]) -> Iterator[DotInter
         place = places.get(turned or "")
         if x is None or place is None or turned_from(forward.statements[place]) != x:
             continue
-        batch, *sizes = shapes.get(x, ())
-        if batch is None and len(sizes) == 2 and None not in sizes:
+        shape = shapes.get(x, ())
+        if len(shape) == 3 and shape[0] is None and None not in shape[1:]:
             skipped = (place,) if readers[forward.statements[place].target] == {product} else ()
-            yield DotInteraction(product, skipped, x, (sizes[0] or 0, sizes[1] or 0))
+            yield DotInteraction(product, skipped, x, (shape[1] or 0, shape[2] or 0))
