@@ -284,7 +284,7 @@ def test_figures_that_make_no_sense_are_refused(change):
         Measurements.of([replace(measurement(gemm(64, 64, 64)), **change)], HOPPER)
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 def test_thirty_thousand_look_ups_take_no_time_to_speak_of():
     sizes = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
     several = [each for kernel in ("torch.scaled_mm", "fbgemm.rowwise") for each in grid(sizes, kernel)]
