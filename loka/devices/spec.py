@@ -170,7 +170,7 @@ class CrossLaunch:
 
 @dataclass(frozen=True, slots=True)
 class DotLaunch:
-    """Launch of dot interactions; measured at 27 x 128 and 27 x 64 (docs/results/LOG.md, "dot interactions")."""
+    """Launch of dot interactions; swept at 27 x 128, 27 x 64 and 40 x 16 (docs/results/LOG.md, "dot interactions")."""
 
     warp_elements: int  # of a sample or its products, the larger, for each warp
     most_warps: int  # of a program

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
 from loka.numerics.recipe import OperandRecipe, Recipe
@@ -208,18 +211,25 @@ def test_a_batch_norm_and_a_dropout_cost_more_than_what_they_are_derived_from(
     assert (made.source, made.noise > 0.05 * (made.us - without.us)) == (TimeSource.ESTIMATED, True)
 
 
-@pytest.mark.parametrize(("around", "like"), [("layer_norm times", "layer_norm"), ("rms_norm tanh", "rms_norm relu")])
-def test_what_no_recording_has_takes_the_time_of_what_moves_the_same_bytes(around: str, like: str) -> None:
+def test_a_norm_times_a_matrix_takes_the_time_of_the_norm() -> None:
     perf_model = PerfModel(MadeUp())
+    for kernel in ("rendered", "compiled"):
+        part = Part(PartKind.FORWARD, kernel, 16384, 2048, recipe="bfloat16", around="layer_norm times")
+        made, without = perf_model.part(part), perf_model.part(replace(part, around="layer_norm"))
+        assert made is not None
+        assert without is not None
+        assert (made.us, made.source) == (without.us, TimeSource.ESTIMATED)
 
-    def time(kernel: str, around: str) -> Latency:
-        found = perf_model.part(Part(PartKind.FORWARD, kernel, 16384, 2048, recipe="bfloat16", around=around))
-        assert found is not None
-        return found
 
-    made, compiled = time("rendered", around), time("compiled", around)
-    assert (made.us, compiled.us) == (time("rendered", like).us, time("compiled", like).us)
-    assert (made.source, compiled.source) == (TimeSource.ESTIMATED, TimeSource.ESTIMATED)
+def test_an_activation_without_a_recording_takes_the_time_of_another() -> None:
+    shipped = Measurements.shipped("h200")
+    assert shipped is not None
+    part = Part(PartKind.FORWARD, "rendered", 16384, 2048, recipe="bfloat16", around="layer_norm tanh")
+    perf_model = PerfModel(shipped)
+    made, like = perf_model.part(part), perf_model.part(replace(part, around="layer_norm silu"))
+    assert made is not None
+    assert like is not None
+    assert (made.us, made.source) == (like.us, TimeSource.ESTIMATED)
 
 
 def test_each_part_is_looked_up_once() -> None:

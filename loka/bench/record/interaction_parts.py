@@ -36,7 +36,7 @@ from loka.bench.record.producer_parts import SAMPLED, with_sums
 from loka.bench.timing import SEED
 from loka.errors import InputError
 from loka.kernels.fused.interaction import interaction_specs
-from loka.kernels.fused.interaction.dot import DotBackward, DotForward
+from loka.kernels.fused.interaction.dot import DotSpec
 from loka.kernels.fused.interaction.fm import FmBackward, FmForward
 from loka.kernels.fused.interaction.interaction_specs import EPS
 from loka.kernels.fused.matrix_kernels import Reduce
@@ -140,7 +140,7 @@ class InteractionParts:
         given = _given(part, made)
         first = specs[0]
         if part.work not in BACKWARDS:
-            dtype = () if isinstance(first, FmForward | DotForward) else (DTYPES[part.dtype],)
+            dtype = () if isinstance(first, FmForward | DotSpec) else (DTYPES[part.dtype],)
             arguments = (*(given[name] for name in first.parameters), *dtype)
             return PreparedCall(launch[0], arguments, expected.check_results)
         arguments = tuple(given[name] for name in first.parameters)
@@ -268,7 +268,7 @@ def _given(part: Part, made: Interaction) -> dict[str, Tensor]:
 def _by_input(spec: AnySpec, found: Any) -> dict[str, Tensor]:
     """A backward kernel's results by the names of the inputs."""
     named = zip(spec.results, results_of(found), strict=True)
-    joined = not isinstance(spec, FmBackward | DotBackward)  # dx of a concat norm is the gradient of all parts
+    joined = not isinstance(spec, FmBackward | DotSpec)  # dx of a concat norm is the gradient of all parts
     return {"joined" if name == "dx" and joined else name.removeprefix("d"): value for name, value in named}
 
 

@@ -23,7 +23,7 @@ from loka.kernels.fused.interaction.concat_norm import (
     part_names,
     unsupported_reason,
 )
-from loka.kernels.fused.interaction.dot import DotBackward, DotForward
+from loka.kernels.fused.interaction.dot import DotSpec
 from loka.kernels.fused.interaction.fm import FmBackward, FmForward, FmSizes
 from loka.kernels.fused.matrix_kernels import Reduce
 from loka.kernels.fused.norm.norm_spec import NormForward
@@ -114,14 +114,14 @@ class DotShape:
     reduce = None  # it has no parameters
 
     @property
-    def forward(self) -> DotForward:
+    def forward(self) -> DotSpec:
         """The kernel of the products."""
-        return DotForward(self.embeddings, self.dim)
+        return DotSpec(self.embeddings, self.dim)
 
     @property
-    def backward(self) -> DotBackward:
+    def backward(self) -> DotSpec:
         """The kernel of the gradient."""
-        return DotBackward(self.embeddings, self.dim)
+        return DotSpec(self.embeddings, self.dim, backward=True)
 
 
 Shape = FmShape | ConcatNormShape | CrossShape | DotShape

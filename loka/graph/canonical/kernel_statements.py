@@ -254,8 +254,8 @@ class _Writer:
         made = Value(node, rows_of(node.shape), node.shape)
         of_left = (translated((made.dims[0],), node.batch[0]), translated((made.dims[1],), node.rows))
         of_right = (translated((made.dims[0],), node.batch[1]), translated((made.dims[2],), node.columns))
-        of_pairs = node.left is node.right and of_left == of_right and merged(node.k[0]) == merged(node.k[1])
-        if not (mixed or of_pairs) and node in self._graph.holders:
+        with_itself = node.left is node.right and of_left == of_right and merged(node.k[0]) == merged(node.k[1])
+        if not (mixed or with_itself) and node in self._graph.holders:
             return self._whole(value)
         if None in of_left or None in of_right:
             raise CannotEmitError
@@ -266,7 +266,7 @@ class _Writer:
         of_rows = Value(node.left, left_dims, (batch, rows, k))
         of_columns = Value(node.right, right_dims, (batch, k, columns))
         left = self._tensor(of_rows)
-        if of_pairs and of_columns not in self._names:
+        if with_itself and of_columns not in self._names:
             self._names[of_columns] = self._viewed(of_rows, of_columns)
         return self._emit("matmul", Call("torch.matmul", (local(left), local(self._tensor(of_columns)))), made)
 

@@ -1,7 +1,7 @@
 """Dot interactions of a DLRM (arXiv 1906.00091): the products of all pairs of a sample's embeddings, in one kernel.
 
-turned = x.transpose(1, 2)       # x (B, n, d), B the batch
-products = x @ turned            # (B, n, n); what picks pairs out of them stays the forward's own
+transposed = x.transpose(1, 2)   # x (B, n, d), B the batch
+products = x @ transposed        # (B, n, n); gathering pairs out of them is left to the compiler
 
 They are found in canonical form (`loka.graph.canonical`), in which products have this form however they are written.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from loka.graph.ir import DotInteraction, ForwardIR, Shape
-from loka.graph.patterns.fm_interaction import changes_in_place, factors_of, turned_from
+from loka.graph.patterns.fm_interaction import changes_in_place, factors_of, transposed_from
 from loka.graph.patterns.linear_chain import readers_of
 
 
@@ -27,9 +27,9 @@ def _found(forward: ForwardIR, shapes: Mapping[str, Shape]) -> Iterator[DotInter
     readers = readers_of(forward)
     places = {step.target: place for place, step in enumerate(forward.statements)}
     for product, step in enumerate(forward.statements):
-        x, turned = factors_of(step)
-        place = places.get(turned or "")
-        if x is None or place is None or turned_from(forward.statements[place]) != x:
+        x, transposed = factors_of(step)
+        place = places.get(transposed or "")
+        if x is None or place is None or transposed_from(forward.statements[place]) != x:
             continue
         shape = shapes.get(x, ())
         if len(shape) == 3 and shape[0] is None and None not in shape[1:]:

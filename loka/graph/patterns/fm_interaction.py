@@ -101,9 +101,9 @@ class _Finder:
         view = None if sums is None else self._only_view(sums)
         compress, skipped = (sums, {gemm}) if view is None or sums is None else (view, {gemm, sums})
         inside = {outer, *skipped} | (set() if compress is None else {compress})
-        turned = self._places.get(_weighted(self._statements[gemm])[0] or "")
-        if turned is not None and turned_from(self._statements[turned]) == x:
-            skipped |= {turned} if self._readers[self._statements[turned].target] <= inside else set()
+        transposed = self._places.get(_weighted(self._statements[gemm])[0] or "")
+        if transposed is not None and transposed_from(self._statements[transposed]) == x:
+            skipped |= {transposed} if self._readers[self._statements[transposed].target] <= inside else set()
         reads = [place for place in inside | skipped if local(x) in self._statements[place].operands]
         _, n, d = embeddings
         of_sums = () if sums is None else (PRODUCT if view is not None else method(PRODUCT, "transpose", 1, 2),)
@@ -121,14 +121,14 @@ class _Finder:
         )
 
     def _sums_embeddings(self, place: int, x: str) -> bool:
-        """True for a product of x (B, n, d) with a matrix, summed over the n: a linear of x with its axes turned."""
+        """True for a product of x (B, n, d) with a matrix, summed over the n: a linear of x with its axes swapped."""
         step = self._statements[place]
         read, _ = _weighted(step)
         if read is None or (step.call is None and step.op != WEIGHTED):
             return False
         pairs = ((read, x), (x, read))
         made = ((self._places.get(name), other) for name, other in pairs)
-        return any(place is not None and turned_from(self._statements[place]) == other for place, other in made)
+        return any(place is not None and transposed_from(self._statements[place]) == other for place, other in made)
 
     def _weighted_sums(self, x: str, inner: int) -> int | None:
         """The first product that sums over the embeddings by another matrix, and is no part of a further product."""
@@ -147,7 +147,7 @@ class _Finder:
         target = self._statements[place].target
         read = self._readers.get(target, set())
         view = min(read, default=place) if len(read) == 1 else len(self._statements)
-        return view if view < len(self._statements) and turned_from(self._statements[view]) == target else None
+        return view if view < len(self._statements) and transposed_from(self._statements[view]) == target else None
 
     def _width(self, place: int) -> int:
         return self._shapes[self._statements[place].target][-1] or 0
@@ -180,7 +180,7 @@ def _weighted(step: Statement) -> tuple[str | None, Arg]:
     return (x.text, weight) if is_weight and isinstance(x, Ref) and x.kind is RefKind.LOCAL else (None, None)
 
 
-def turned_from(step: Statement) -> str | None:
+def transposed_from(step: Statement) -> str | None:
     """The local whose second and third axes a statement swaps; None for another operation."""
     value = step.value
     if isinstance(value, Call) and value.target == ".contiguous":

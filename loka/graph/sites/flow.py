@@ -134,7 +134,7 @@ def flow_of(sites: Mapping[str, Sequence[MeasuredCall]], outputs: Iterable[Opera
         near=near,
         joined=joined,
         mixing=mixing,
-        dots=tuple(dict.fromkeys(name for name, each in products if name not in mixed and _is_of_pairs(each))),
+        dots=tuple(dict.fromkeys(name for name, each in products if name not in mixed and _is_with_itself(each))),
         operations=_by_owner(results),
     )
 
@@ -242,7 +242,7 @@ def _mixing(sites: Mapping[str, MeasuredCall], products: Iterable[tuple[str, Cal
                 yield rank, name, *(other for other in alike if other != rank and read[other] is x)
 
 
-def _is_of_pairs(product: Call) -> bool:
+def _is_with_itself(product: Call) -> bool:
     """True for the product of a tensor with itself, transposed."""
     parents = product.result.parents
     return len(parents) == 2 and _unmoved(parents[0]) is _unmoved(parents[1])

@@ -25,7 +25,7 @@ from loka.kernels.fused.interaction.concat_norm import (
     concat_norm_configuration,
     concat_norm_title,
 )
-from loka.kernels.fused.interaction.dot import DotBackward, DotConfiguration, DotForward, dot_configuration, dot_title
+from loka.kernels.fused.interaction.dot import DotConfiguration, DotSpec, dot_configuration, dot_title
 from loka.kernels.fused.interaction.fm import FmBackward, FmConfiguration, FmForward, fm_configuration, fm_title
 from loka.kernels.fused.interaction.interaction_operators import (
     ConcatNormOperator,
@@ -75,8 +75,7 @@ AnySpec = (
     | ConcatNormForward
     | ConcatNormBackward
     | CrossBackward
-    | DotForward
-    | DotBackward
+    | DotSpec
     | QuantizeWeights
 )
 AnyConfiguration = (
@@ -172,7 +171,7 @@ def _rendered(group: Sequence[AnySpec], launched: AnyConfiguration | None, devic
             title = concat_norm_title(first)
         case CrossBackward():
             operator, title = CrossOperator(first, chosen(cross_configuration(first, device))), cross_title(first)
-        case DotForward() | DotBackward():
+        case DotSpec():
             operator, title = DotOperator(first, chosen(dot_configuration(first, device))), dot_title(first)
     return Rendered(tuple(group), operator, title, launches.maxima_chunk)
 

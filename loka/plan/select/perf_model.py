@@ -14,7 +14,7 @@ from loka.kernels.measurements.part_bounds import bound_us, interaction_us
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartCosts, PartKind, PartTime, TimeSource, less_sure
 from loka.numerics.enums import Format
 from loka.plan.plan import StepTime
-from loka.plan.select.workload import COMPILED, DROPOUT, RENDERED, STATIC_SCALES, STATIC_SCALES_TILES, TIMED_AS
+from loka.plan.select.workload import COMPILED, DROPOUT, RENDERED, STATIC_SCALES, STATIC_SCALES_TILES, TIMES
 
 _NORM, _ACTIVATIONS = "layer_norm", ("silu", "hardswish", "relu")  # substitutes for others that move the same bytes
 
@@ -115,9 +115,9 @@ class PerfModel:
 
     def _look_up(self, part: Part) -> Latency | None:
         words = part.around.split() if part.kernel in (RENDERED, COMPILED) else ()
-        if any(word in TIMED_AS for word in words):
-            known = self.part(replace(part, around=" ".join(TIMED_AS.get(word, word) for word in words).strip()))
-            return None if known is None else known.estimate(1.0)
+        if TIMES in words:
+            without = self.part(replace(part, around=" ".join(word for word in words if word != TIMES)))
+            return None if without is None else without.estimate(1.0)
         if DROPOUT in words:
             return self._with_dropout(part)
         if BATCH_NORM in words:

@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile, takewhile
-from types import MappingProxyType
 
 from loka.graph.patterns.norm import BATCH_NORM
 from loka.graph.sites.flow import ELEMENTWISE
@@ -47,8 +46,6 @@ COMPILED = "compiled"  # by torch.compile; not recorded, derived from rendered k
 STATIC_SCALES, STATIC_SCALES_TILES = "static", "static-tiles"
 DROPOUT = "dropout"
 TIMES = "times"  # what a norm gives is multiplied by a matrix, whose bytes are the same in each kernel
-# What no recording has, and what takes the same time.
-TIMED_AS: Mapping[str, str] = MappingProxyType({TIMES: "", "tanh": "relu"})
 DTYPE = "bfloat16"  # of activations: the model's own, or autocast's
 _GEMMS = frozenset({"linear", "matmul", "mm", "addmm", "einsum", "bmm"})
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loka.kernels.fused.interaction.concat_norm import ConcatNormBackward, ConcatNormForward
-from loka.kernels.fused.interaction.dot import DotBackward, DotForward
+from loka.kernels.fused.interaction.dot import DotSpec
 from loka.kernels.fused.interaction.fm import FmBackward, FmForward, FmSizes
 
 SIZES = [
@@ -130,9 +130,9 @@ def exact_concat_norm(case: ConcatNorm, inputs: dict[str, Tensor]) -> dict[str, 
     }
 
 
-def dot_specs(sizes: tuple[int, int]) -> tuple[DotForward, DotBackward]:
+def dot_specs(sizes: tuple[int, int]) -> tuple[DotSpec, DotSpec]:
     """Both directions."""
-    return DotForward(*sizes), DotBackward(*sizes)
+    return DotSpec(*sizes), DotSpec(*sizes, backward=True)
 
 
 def dot_inputs(sizes: tuple[int, int], samples: int, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor]:

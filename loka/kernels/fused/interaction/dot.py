@@ -19,58 +19,38 @@ MOST_EMBEDDINGS = 128  # whose products registers hold
 
 
 @dataclass(frozen=True, slots=True)
-class DotForward:
-    """products = x @ x^T. Parameter: x (B, n, d). Result: products (B, n, n) in its dtype."""
+class DotSpec:
+    """products = x @ x^T, or `backward` the gradient, dx = (dproducts + dproducts^T) @ x.
 
-    embeddings: int  # n
-    dim: int  # d
-
-    def __post_init__(self) -> None:
-        _check(self)
-
-    @property
-    def function(self) -> str:
-        """The operator's name."""
-        return f"dot_interaction_{self.embeddings}x{self.dim}"
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """The operator's parameters, all tensors."""
-        return ("x",)
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        """Names of the operator's results."""
-        return ("products",)
-
-
-@dataclass(frozen=True, slots=True)
-class DotBackward:
-    """The gradient of `DotForward`: (dproducts + dproducts^T) @ x.
-
-    Parameters: dproducts (B, n, n) and x (B, n, d). Result: dx (B, n, d) in the dtype of x.
+    x and dx are (B, n, d), products and dproducts (B, n, n). A result has the dtype of x. Raises InputError for sizes
+    without a kernel.
     """
 
     embeddings: int  # n
     dim: int  # d
+    backward: bool = False
 
     def __post_init__(self) -> None:
-        _check(self)
+        reason = unsupported_reason(self.embeddings, self.dim)
+        if reason is not None:
+            raise InputError(
+                f"no kernel computes the dot interaction of {self.embeddings} embeddings of {self.dim}: {reason}"
+            )
 
     @property
     def function(self) -> str:
         """The operator's name."""
-        return f"dot_interaction_backward_{self.embeddings}x{self.dim}"
+        return f"dot_interaction{'_backward' if self.backward else ''}_{self.embeddings}x{self.dim}"
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """The operator's parameters, all tensors."""
-        return ("dproducts", "x")
+        return ("dproducts", "x") if self.backward else ("x",)
 
     @property
     def results(self) -> tuple[str, ...]:
         """Names of the operator's results."""
-        return ("dx",)
+        return ("dx",) if self.backward else ("products",)
 
 
 def unsupported_reason(embeddings: int, dim: int) -> str | None:
@@ -84,14 +64,6 @@ def unsupported_reason(embeddings: int, dim: int) -> str | None:
     return None
 
 
-def _check(spec: DotForward | DotBackward) -> None:
-    reason = unsupported_reason(spec.embeddings, spec.dim)
-    if reason is not None:
-        raise InputError(
-            f"no kernel computes the dot interaction of {spec.embeddings} embeddings of {spec.dim}: {reason}"
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class DotConfiguration:
     """Launch configuration."""
@@ -101,16 +73,15 @@ class DotConfiguration:
     programs: int  # per multiprocessor, at most
 
 
-def dot_configuration(spec: DotForward | DotBackward, device: DeviceSpec = DEFAULT) -> DotConfiguration:
+def dot_configuration(spec: DotSpec, device: DeviceSpec = DEFAULT) -> DotConfiguration:
     """The launch configuration for a spec: warps by the larger of a sample and its products."""
     launch = device.launches.dot
     n = padded(spec.embeddings)
     warps = min(max(n * max(n, padded(spec.dim)) // launch.warp_elements, 1), launch.most_warps)
-    stages = launch.stages_forward if isinstance(spec, DotForward) else launch.stages_backward
+    stages = launch.stages_backward if spec.backward else launch.stages_forward
     return DotConfiguration(stages, warps, launch.programs)
 
 
-def dot_title(spec: DotForward | DotBackward) -> str:
+def dot_title(spec: DotSpec) -> str:
     """What a kernel computes."""
-    what = "products of all pairs of a sample's rows"
-    return what[0].upper() + what[1:] if isinstance(spec, DotForward) else f"Gradient of {what}"
+    return f"{'Gradient of products' if spec.backward else 'Products'} of all pairs of a sample's rows"

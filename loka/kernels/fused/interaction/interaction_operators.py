@@ -21,7 +21,7 @@ from loka.kernels.fused.interaction.concat_norm import (
     part_names,
 )
 from loka.kernels.fused.interaction.concat_norm_reference import concat_norm_backward, concat_norm_forward
-from loka.kernels.fused.interaction.dot import DotBackward, DotConfiguration, DotForward
+from loka.kernels.fused.interaction.dot import DotConfiguration, DotSpec
 from loka.kernels.fused.interaction.fm import FmBackward, FmConfiguration, FmForward, padded
 from loka.kernels.fused.kernel_values import padded_width
 from loka.kernels.fused.launching import Launch, launch_by_name
@@ -199,23 +199,23 @@ class CrossOperator(SpecOperator):
 
 @dataclass(frozen=True)
 class DotOperator(SpecOperator):
-    """`DotForward` or `DotBackward`."""
+    """`DotSpec`."""
 
-    spec: DotForward | DotBackward
+    spec: DotSpec
     how: DotConfiguration
 
     @property
     def kernel(self) -> str:  # type: ignore[override]
-        return "dot_forward" if isinstance(self.spec, DotForward) else "dot_backward"
+        return "dot_backward" if self.spec.backward else "dot_forward"
 
     @property
     def flops(self) -> int:  # type: ignore[override]
-        return (2 if isinstance(self.spec, DotForward) else 4) * self.spec.embeddings**2 * self.spec.dim
+        return (4 if self.spec.backward else 2) * self.spec.embeddings**2 * self.spec.dim
 
     def outputs(self, *arguments: Tensor) -> Tensor:
         n, d, x = self.spec.embeddings, self.spec.dim, arguments[-1]
         checks.check_sample(x, n, d)
-        return x.new_empty((x.shape[0], n, n if isinstance(self.spec, DotForward) else d))
+        return x.new_empty((x.shape[0], n, d if self.spec.backward else n))
 
     def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Tensor], launch: Launch) -> None:
         (result,), n, d, x = results, self.spec.embeddings, self.spec.dim, arguments[-1]
@@ -231,5 +231,5 @@ class DotOperator(SpecOperator):
         launch_by_name(launch, getattr(kernels, self.kernel), grid, values, self.how.warps)
 
     def reference(self, *arguments: Tensor) -> Tensor:
-        forward = isinstance(self.spec, DotForward)
-        return dot_reference.dot_forward(*arguments) if forward else dot_reference.dot_backward(*arguments)
+        backward = self.spec.backward
+        return dot_reference.dot_backward(*arguments) if backward else dot_reference.dot_forward(*arguments)

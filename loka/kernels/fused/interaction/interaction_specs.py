@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from loka.kernels.fused.cross.cross_kernel import CrossBackward, cross_forward
 from loka.kernels.fused.interaction.concat_norm import ConcatNormBackward, ConcatNormForward, backward_of
-from loka.kernels.fused.interaction.dot import DotBackward, DotForward
+from loka.kernels.fused.interaction.dot import DotSpec
 from loka.kernels.fused.interaction.fm import FmBackward, FmForward, FmSizes
 from loka.kernels.fused.norm.norm_spec import NormForward
 from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, DotForm, FmForm, Form
 
-Forward = FmForward | ConcatNormForward | NormForward | DotForward
-Backward = FmBackward | ConcatNormBackward | CrossBackward | DotBackward
+Forward = FmForward | ConcatNormForward | NormForward | DotSpec
+Backward = FmBackward | ConcatNormBackward | CrossBackward | DotSpec
 
 EPS = 1e-5  # of a norm over concatenated rows; the value does not change its time
 
@@ -27,7 +27,7 @@ def specs_of(form: Form, columns: int) -> tuple[Forward, Backward]:
         case CrossForm():
             return cross_forward(columns, form.bias), CrossBackward(columns, form.bias, form.itself, form.passing)
         case DotForm():
-            return DotForward(form.embeddings, columns), DotBackward(form.embeddings, columns)
+            return DotSpec(form.embeddings, columns), DotSpec(form.embeddings, columns, backward=True)
 
 
 def sums_of(backward: Backward) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from loka.errors import InputError
 from loka.kernels.fused.interaction.concat_norm import ConcatNormForward
-from loka.kernels.fused.interaction.dot import DotForward
+from loka.kernels.fused.interaction.dot import DotSpec
 from loka.kernels.fused.interaction.fm import FmSizes, unsupported_reason
 from tests.support.kernels.interaction_cases import (
     CONCAT_NORMS,
@@ -140,7 +140,7 @@ def test_sizes_without_a_kernel_are_refused(sizes, said):
 )
 def test_dot_interactions_without_a_kernel_are_refused(sizes, said):
     with pytest.raises(InputError, match=said):
-        DotForward(*sizes)
+        DotSpec(*sizes)
 
 
 @pytest.mark.parametrize(
