@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "0a1f38f7ebde2a8087368b1de9952e293669fcde8cd43e209ff4f8158c2e9d78"
+STAMP = "994605ae90056be2d4fa28530ef03642ccdced5dee532472d7b6435e86d5ed1d"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

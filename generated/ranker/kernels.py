@@ -27,7 +27,7 @@ from loka.kernels.chain_values import Chain, Launch, ScaledGemm, Stage, StageGem
 
 from . import fused
 
-STAMP = "0a1f38f7ebde2a8087368b1de9952e293669fcde8cd43e209ff4f8158c2e9d78"
+STAMP = "994605ae90056be2d4fa28530ef03642ccdced5dee532472d7b6435e86d5ed1d"
 
 
 def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:

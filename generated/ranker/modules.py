@@ -18,7 +18,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "0a1f38f7ebde2a8087368b1de9952e293669fcde8cd43e209ff4f8158c2e9d78"
+STAMP = "994605ae90056be2d4fa28530ef03642ccdced5dee532472d7b6435e86d5ed1d"
 
 
 class EmbedDense(dispatch.Bound):

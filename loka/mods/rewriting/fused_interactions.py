@@ -13,7 +13,6 @@ from loka.graph.sites.site import Site
 from loka.kernels.fused.cross.cross_kernel import unsupported_reason as why_not_crossed
 from loka.kernels.fused.interaction.concat_norm import unsupported_reason as why_not_joined
 from loka.kernels.fused.interaction.dot import unsupported_reason as why_not_paired
-from loka.kernels.fused.interaction.fm import padded
 from loka.kernels.fused.interaction.fm import unsupported_reason as why_not_mixed
 from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, DotForm, FmForm, Form
 from loka.mods.rewriting.rewriting_tracer import writer_of
@@ -94,7 +93,6 @@ NOTHING = (
 )
 FM_FUSED = ("transpose", "matmul", "matmul")  # the operations around a site of an FM interaction
 _KEEP = "in FP8, and kernels mix in the model's dtype: keep that site (compute: keep)"
-_UNTRIED = "no GPU has run the gradient's kernel for a power of two of embeddings yet"
 CROSSED = ("linear", "mul", "add")  # around the GEMM of a cross layer
 
 
@@ -257,7 +255,7 @@ def _dots(
         owner, (n, d) = writer_of(forward, dot.product), dot.sizes
         if owner not in owners:
             continue
-        reason = why_not_paired(n, d) or (_UNTRIED if n == padded(n) else None)
+        reason = why_not_paired(n, d)
         if reason is not None:
             found.refuse([owner], f"no kernel multiplies all pairs of {n} embeddings of {d}: {reason}")
             continue
