@@ -63,7 +63,8 @@ def _resolved(
 ) -> tuple[SitePlan, ...]:
     """As `resolve`, with what `compute: auto` leaves open kept at the sites `over_ne`."""
     costs = situation.costs
-    perf_model = PerfModel(costs, DEVICES[situation.target]) if costs is not None else None
+    mode = situation.execution.mode if situation.execution is not None else None
+    perf_model = PerfModel(costs, DEVICES[situation.target], mode) if costs is not None else None
     decider = Decider(situation, perf_model, over_ne)
     unknown = [problem for wanted in settings for problem in _unknown_kernels(wanted, situation)]
     if unknown:

@@ -16,11 +16,10 @@ from typing import NamedTuple
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
 from loka.kernels.measurements.measurement import Measurement
-from loka.kernels.measurements.part_bounds import bound_us, element_bytes
+from loka.kernels.measurements.part_bounds import bound_us
 from loka.kernels.measurements.parts import Part, PartKind
 
 REACH = 4  # a neighbour's size is within this factor
-ALIGNMENT = 16  # bytes: kernels for other row lengths are different, or pad
 
 Axes = tuple[int, ...]
 
@@ -30,12 +29,6 @@ def axes_of(part: Part) -> Axes:
     if part.work is PartKind.GEMM:
         return (part.rows, part.columns, part.contraction)
     return (part.columns, part.rows)
-
-
-def is_aligned(part: Part) -> bool:
-    """True if rows begin at multiples of ALIGNMENT: of a GEMM's operands, in FP8 or in the dtype, and of the result."""
-    element = 1 if part.work is PartKind.GEMM and part.recipe else element_bytes(part.dtype)
-    return part.columns * element % ALIGNMENT == 0 and part.contraction * element % ALIGNMENT == 0
 
 
 class Near(NamedTuple):

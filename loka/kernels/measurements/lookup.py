@@ -42,9 +42,9 @@ from typing import Any
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT, spec_of
 from loka.kernels.measurements.interaction_forms import unlike
-from loka.kernels.measurements.interpolate import Table, axes_of, is_aligned
+from loka.kernels.measurements.interpolate import Table, axes_of
 from loka.kernels.measurements.measurement import MeasuredSet, Measurement, PartSeries, digest, size_words
-from loka.kernels.measurements.part_bounds import bound_us
+from loka.kernels.measurements.part_bounds import bound_us, is_aligned
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartCosts, PartTime, TimeSource, less_sure
 from loka.kernels.measurements.recording import Recording, export, lines_of, read_file, shipped_file
 from loka.kernels.measurements.versions import Versions, difference

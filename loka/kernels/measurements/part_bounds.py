@@ -5,6 +5,8 @@ Only ratios of bounds of one kind of part are used, so that the share of the pea
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
 from loka.kernels.measurements.interaction_forms import moved as elements_moved
@@ -12,6 +14,8 @@ from loka.kernels.measurements.parts import INTERACTIONS, Part, PartKind
 
 # Minimum time of a kernel, us. An assumption: the smallest GEMMs measured in graphs take 3.2 us in total.
 START_US = 2.0
+
+ALIGNMENT = 16  # bytes: kernels for other row lengths are different, or pad
 
 # Passes over a matrix in the model's dtype, and in FP8, of memory-bound work.
 _PASSES = {
@@ -26,6 +30,12 @@ _PASSES = {
 def element_bytes(dtype: str) -> int:
     """Bytes of an element in a model's dtype."""
     return 4 if dtype == "float32" else 2
+
+
+def is_aligned(part: Part) -> bool:
+    """True if rows begin at multiples of ALIGNMENT: of a GEMM's operands, in FP8 or in the dtype, and of the result."""
+    element = 1 if part.work is PartKind.GEMM and part.recipe else element_bytes(part.dtype)
+    return part.columns * element % ALIGNMENT == 0 and part.contraction * element % ALIGNMENT == 0
 
 
 def bound_us(part: Part, device: DeviceSpec = DEFAULT) -> float:
@@ -51,3 +61,22 @@ def interaction_us(part: Part, device: DeviceSpec = DEFAULT) -> float:
 def added_us(rows: int, columns: int, dtype: str, device: DeviceSpec = DEFAULT) -> float:
     """Estimated time of a pass that adds two matrices, in microseconds."""
     return START_US + 1e6 * 3 * rows * columns * element_bytes(dtype) / device.bandwidth
+
+
+def padded(part: Part) -> Part:
+    """A GEMM with columns and contraction up to the next multiple of ALIGNMENT, in the model's dtype."""
+    step = ALIGNMENT // element_bytes(part.dtype)
+    columns, contraction = (-(-size // step) * step for size in (part.columns, part.contraction))
+    return replace(part, columns=columns, contraction=contraction)
+
+
+def padding_us(part: Part, device: DeviceSpec = DEFAULT) -> float:
+    """Estimated time of the copies that make `padded` of a GEMM in the model's dtype, in microseconds.
+
+    A contraction that is not aligned pads both operands; columns that are not pad the second one.
+    """
+    whole = padded(part)
+    first = part.rows * part.contraction if whole.contraction != part.contraction else 0
+    second = part.columns * part.contraction if whole != part else 0
+    copies = (first > 0) + (second > 0)
+    return START_US * copies + 1e6 * 2 * (first + second) * element_bytes(part.dtype) / device.bandwidth

@@ -10,10 +10,10 @@ from loka.devices.spec import DeviceSpec, Execution, HostCosts
 from loka.devices.targets import DEFAULT
 from loka.graph.patterns.norm import BATCH_NORM
 from loka.kernels.fused.norm.norms import NORMS
-from loka.kernels.measurements.part_bounds import bound_us, interaction_us
+from loka.kernels.measurements.part_bounds import bound_us, interaction_us, is_aligned, padded, padding_us
 from loka.kernels.measurements.parts import INTERACTIONS, Part, PartCosts, PartKind, PartTime, TimeSource, less_sure
 from loka.numerics.enums import Format
-from loka.plan.plan import StepTime
+from loka.plan.plan import NATIVE, StepTime
 from loka.plan.select.workload import COMPILED, DROPOUT, RENDERED, STATIC_SCALES, STATIC_SCALES_TILES, TIMES
 
 _NORM, _ACTIVATIONS = "layer_norm", ("silu", "hardswish", "relu")  # substitutes for others that move the same bytes
@@ -78,6 +78,11 @@ _DERIVED_NOISE = 0.1  # of both
 # small's step went") are from 10 % below it to 15 % above.
 BY_BYTES = 0.1
 
+# Time of a product with rows that are not aligned from which torch.compile pads it, in microseconds. It measures both
+# forms in a loop, where the padded one takes as long as its launches. On an H200 it padded those of 137 us and more,
+# and none of 105 and less, however much faster that would be (docs/results/LOG.md, "products that torch.compile pads").
+_PADDED_FROM = 120.0
+
 NOTHING = Latency(0.0, 0.0, TimeSource.MEASURED)
 
 
@@ -89,12 +94,14 @@ class PerfModel:
     quantizer for another kind of work. It counts as estimated. A GEMM that was not measured has no time. Norms compiled
     by torch take `COMPILED_NORMS` times the rendered ones; this is estimated too, as are kernels with static scales,
     and a BatchNorm or a dropout, from the time without. An interaction without any measurement is estimated from its
-    bytes for LoKA's kernels, and has no compiled time.
+    bytes for LoKA's kernels, and has no compiled time. A native GEMM with rows that are not aligned takes the time of
+    the padded one and its copies where torch.compile pads it, unless `execution` is eager; None: it is not known.
     """
 
-    def __init__(self, costs: PartCosts, device: DeviceSpec = DEFAULT) -> None:
+    def __init__(self, costs: PartCosts, device: DeviceSpec = DEFAULT, execution: Execution | None = None) -> None:
         self.costs = costs
         self.device = device
+        self._pads = execution is not Execution.EAGER
         self._known: dict[Part, Latency | None] = {}
 
     def part(self, part: Part) -> Latency | None:
@@ -128,7 +135,7 @@ class PerfModel:
             return rendered if rendered is None or factor == 1 else rendered.estimate(factor)
         timed = self.costs.time(part)
         if timed is not None:
-            return _latency(timed)
+            return self._padded(part, _latency(timed)) if part.work is PartKind.GEMM else _latency(timed)
         if part.work in INTERACTIONS:
             us = interaction_us(part, self.device)
             return Latency(us, us * BY_BYTES, TimeSource.ESTIMATED) if part.kernel == RENDERED else None
@@ -137,6 +144,17 @@ class PerfModel:
             if timed is not None:
                 return _latency(timed).estimate(bound_us(part, self.device) / bound_us(other, self.device))
         return None
+
+    def _padded(self, part: Part, own: Latency) -> Latency:
+        """A GEMM's time with the padding of torch.compile, where it pads it."""
+        if not self._pads or part.kernel != NATIVE or is_aligned(part) or own.us < _PADDED_FROM:
+            return own
+        timed = self.costs.time(padded(part))
+        if timed is None:
+            return own
+        copies = padding_us(part, self.device)
+        there = _latency(timed) + Latency(copies, copies * BY_BYTES, TimeSource.ESTIMATED)
+        return min(own, there, key=lambda latency: latency.us)
 
     def _with_dropout(self, part: Part) -> Latency | None:
         """A part with a dropout: the part without, and what the dropout adds."""

@@ -74,5 +74,7 @@ def test_beside_fp8(package: Make, tmp_path: Path) -> None:
 def test_sizes_without_a_kernel_are_said(package: Make, tmp_path: Path) -> None:
     name = written(tmp_path, FUSED["indices"], n=130)
     policy = POLICY.format(module=name, compute="keep", mods="{use: fuse_interaction}")
-    with pytest.raises(InputError, match="no kernel multiplies all pairs of 130 embeddings of 16: a sample may have 128"):
+    with pytest.raises(
+        InputError, match="no kernel multiplies all pairs of 130 embeddings of 16: a sample may have 128"
+    ):
         package(f"gen_{name}", policy)

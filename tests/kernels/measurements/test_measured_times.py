@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loka.errors import InputError
-from loka.kernels.measurements.interpolate import is_aligned
 from loka.kernels.measurements.lookup import DRIFT, HELD_OUT, Measurements
-from loka.kernels.measurements.part_bounds import bound_us
+from loka.kernels.measurements.part_bounds import bound_us, is_aligned
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from tests.support.plan.measured_cases import (
     FP8,
