@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from loka.devices.spec import (
     ConcatNormLaunch,
-    CrossLaunch,
     DeviceSpec,
     DotLaunch,
     Execution,
@@ -131,7 +130,6 @@ _LAUNCHES = LaunchTables(
         summed_elements=2048,
         summed=(2, 16),
     ),
-    cross=CrossLaunch(columns=512, elements=4096, warps=4, programs=3),
     dot=DotLaunch(warp_elements=2048, most_warps=8, programs=8, stages_forward=3, stages_backward=2),
 )
 

@@ -159,16 +159,6 @@ class ConcatNormLaunch:
 
 
 @dataclass(frozen=True, slots=True)
-class CrossLaunch:
-    """Launch of a cross layer's backward; measured at widths 3456 and 1024 (docs/results/LOG.md)."""
-
-    columns: int  # most of a block
-    elements: int  # of a block
-    warps: int
-    programs: int  # of all blocks of columns together
-
-
-@dataclass(frozen=True, slots=True)
 class DotLaunch:
     """Launch of dot interactions; swept at 27 x 128, 27 x 64 and 40 x 16 (docs/results/LOG.md, "dot interactions")."""
 
@@ -194,7 +184,6 @@ class LaunchTables:
     maxima_chunk: int  # partial maxima that a row kernel reads at a step
     fm_interaction: FmInteractionLaunch
     concat_norm: ConcatNormLaunch
-    cross: CrossLaunch
     dot: DotLaunch
 
 

@@ -15,7 +15,7 @@ from loka.dispatch.dispatch_errors import (
     NonFiniteError,
     VerifyError,
 )
-from loka.dispatch.interactions import concat_norm, cross, dot_interaction, fm_interaction
+from loka.dispatch.interactions import concat_norm, dot_interaction, fm_interaction
 from loka.dispatch.patch import Patch, patch_of
 from loka.dispatch.runtime import Weight, linear, output_dtype
 from loka.dispatch.static_scales import Overflow, StaticScale
@@ -49,7 +49,6 @@ __all__ = [
     "check_stamps",
     "concat_norm",
     "convert",
-    "cross",
     "dot_interaction",
     "fm_interaction",
     "linear",

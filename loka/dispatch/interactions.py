@@ -1,4 +1,4 @@
-"""Interactions of a sample's embeddings as functions of autograd: FM and dot interactions, concat norms, cross layers.
+"""Interactions of a sample's embeddings as functions of autograd: FM and dot interactions, concat norms.
 
 Kernels are those of the package's `fused`, by name: one forward, one backward, and `reduce` for the gradients of
 vectors and small matrices, which come as partial sums. None stands for a tensor that the layer does not have.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from loka.dispatch.runtime import joined_dtype, output_dtype, reduced, rows, summed_dtype
+from loka.dispatch.runtime import joined_dtype, output_dtype, reduced
 
 
 def fm_interaction(
@@ -105,56 +105,6 @@ class ConcatNormFunction(torch.autograd.Function):
             None if weight is None else next(totals),
             None if bias is None else next(totals),
             *[dpart.to(part.dtype) for dpart, part in zip(dparts, parts, strict=True)],
-        )
-
-
-def cross(
-    fused: Any,
-    forward: str,
-    backward: str,
-    width: int,
-    passes: bool,
-    product: Tensor,
-    bias: Tensor | None,
-    factor: Tensor,
-    residual: Tensor | None = None,
-) -> Any:
-    """A cross layer: factor * (product + bias) + residual, all (..., width); without a residual it is the factor.
-
-    `passes`: factor itself is the second result, for the next layer. Raises InputError as `rows`.
-    """
-    dtype = summed_dtype(product, factor, *_given(residual))
-    return CrossFunction.apply(fused, forward, backward, width, passes, dtype, product, bias, factor, residual)  # type: ignore[no-untyped-call]
-
-
-class CrossFunction(torch.autograd.Function):
-    """See `cross`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, fused: Any, forward: str, backward: str, width: int, passes: bool, dtype: torch.dtype, *tensors: Any
-    ) -> Any:
-        product, bias, factor, residual = tensors
-        ctx.fused, ctx.kernel, ctx.width = fused, backward, width
-        ctx.residual_dtype = None if residual is None else residual.dtype
-        ctx.save_for_backward(product, factor, bias)
-        products, factors, *residuals = rows(width, product, factor, *_given(residual))
-        added = residuals[0] if residuals else factors
-        out = getattr(fused, forward)(products, *_given(bias), factors, added, dtype).view(product.shape)
-        return (out, factor.view_as(factor)) if passes else out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *passed: Tensor) -> tuple[Tensor | None, ...]:
-        product, factor, bias = ctx.saved_tensors
-        grads, products, factors, *others = rows(ctx.width, grad, product, factor, *passed)
-        dproduct, dfactor, *sums = getattr(ctx.fused, ctx.kernel)(grads, products, factors, *_given(bias), *others)
-        return (
-            *[None] * 6,
-            dproduct.view(product.shape),
-            None if bias is None else ctx.fused.reduce(sums, bias.dtype)[0],
-            dfactor.view(factor.shape),
-            None if ctx.residual_dtype is None else grad.to(ctx.residual_dtype),
         )
 
 

@@ -40,21 +40,15 @@ def output_dtype(x: torch.Tensor, *weights: torch.Tensor) -> torch.dtype:
     return dtype
 
 
-def summed_dtype(*added: torch.Tensor) -> torch.dtype:
-    """Dtype of a sum or product of these: the promoted dtype, which autocast does not change."""
-    dtype = added[0].dtype
-    for other in added[1:]:
-        dtype = torch.promote_types(dtype, other.dtype)
-    return dtype
-
-
 def joined_dtype(*added: torch.Tensor) -> torch.dtype:
     """Dtype of a norm of the sum or concatenation of these: the promoted dtype.
 
     Under torch.autocast on a GPU it is float32, as a LayerNorm's there, except for float64. On a CPU autocast leaves
     norms alone.
     """
-    dtype, device = summed_dtype(*added), added[0].device.type
+    dtype, device = added[0].dtype, added[0].device.type
+    for other in added[1:]:
+        dtype = torch.promote_types(dtype, other.dtype)
     if dtype != torch.float64 and device == "cuda" and _autocasts(device):
         return torch.float32
     return dtype
@@ -92,21 +86,6 @@ def refuse_unusual(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
             "generated kernels have no rules for torch.func (vmap, grad, vjp, jvp, jacrev) and forward-mode gradients: "
             f"use torch.autograd, call patch.remove() before, {_KEEP}"
         )
-
-
-def rows(width: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Tensors of one shape (..., width) as matrices (M, width), in the given order.
-
-    Raises InputError if their shapes differ, even if torch would broadcast them, or end in another width.
-    """
-    shapes = [tuple(tensor.shape) for tensor in tensors]
-    if any(shape != shapes[0] for shape in shapes) or shapes[0][-1:] != (width,):
-        raise InputError(
-            f"a kernel for tensors of one shape with rows of {width} elements got the shapes "
-            f"{', '.join(map(str, shapes))}; the model is not the one that the package was generated for, generate it "
-            "again"
-        )
-    return [tensor.reshape(-1, width) for tensor in tensors]
 
 
 def without_elements(x: torch.Tensor, width: int, out: int, dtype: torch.dtype) -> torch.Tensor:

@@ -174,33 +174,6 @@ class ConcatNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class Cross:
-    """A multiply-add after a GEMM (`loka.graph.patterns.cross`), computed in the place of its sum.
-
-    Numbers except `width` index `ForwardIR.statements`.
-    """
-
-    sum: int  # factor * (product + bias) + residual
-    skipped: tuple[int, ...]  # the multiplication and the addition of a bias, where these are separate statements
-    linear: int  # the GEMM
-    product: str  # the GEMM's target
-    bias: Ref | None  # (width,), of the GEMM or of an addition; in the first case the GEMM is computed without it
-    factor: Ref  # (B, ..., width)
-    residual: Ref  # (B, ..., width)
-    width: int
-
-    @property
-    def places(self) -> tuple[int, ...]:
-        """Its statements except the GEMM."""
-        return (*self.skipped, self.sum)
-
-    @property
-    def read(self) -> tuple[str, ...]:
-        """The locals that it reads."""
-        return (self.product, self.factor.text, self.residual.text)
-
-
-@dataclass(frozen=True, slots=True)
 class DotInteraction:
     """The products of all pairs of a sample's rows (`dot_interaction`), computed in the place of the product.
 
@@ -221,7 +194,7 @@ class DotInteraction:
 class NearKind(StrEnum):
     """What a near miss would be."""
 
-    JOIN_OR_CROSS = "join or cross layer"
+    JOIN = "join"
     MIXING = "mixing layer"
     NORM = "norm of a region"  # its place is that of the GEMM
 
@@ -232,7 +205,7 @@ class NearMiss:
 
     place: int  # its index in `ForwardIR.statements`
     missing: str  # what that is, in words
-    kind: NearKind = NearKind.JOIN_OR_CROSS
+    kind: NearKind = NearKind.JOIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +225,6 @@ class ForwardIR:
     regions: tuple[Region, ...] = ()
     mixes: tuple[FmInteraction, ...] = ()
     joins: tuple[ConcatNorm, ...] = ()
-    crosses: tuple[Cross, ...] = ()
     dots: tuple[DotInteraction, ...] = ()
     near: tuple[NearMiss, ...] = ()  # of interactions; () in plans, which have the reasons
     rewritten: tuple[str, ...] = ()  # mods that rewrote it, to the same function; then it is used whatever runs in FP8

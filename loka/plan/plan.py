@@ -212,21 +212,16 @@ class SitePlan:
 class InteractionPlan:
     """An interaction that a mod computes in its own kernels."""
 
-    work: PartKind  # the forward's kind: FM_INTERACTION, CONCAT_NORM, CROSS or DOT
+    work: PartKind  # the forward's kind: FM_INTERACTION, CONCAT_NORM or DOT
     owner: str  # the module whose forward contains it
     what: str  # description: "a mixing layer of 64 embeddings of 128, rank 32, 32 weighted sums"
     form: str  # of its gradients' part, in the words of `loka.kernels.measurements.interaction_forms`
-    samples: int  # per call; rows for a cross layer
+    samples: int  # per call
     columns: int
     calls: int  # per training step
-    sites: tuple[str, ...]  # sites fused into an FM or a dot interaction; for a cross layer, the GEMM before it
+    sites: tuple[str, ...]  # whose GEMMs it computes
     chosen: StepTime | None = None  # one call with LoKA's kernels; None if no measurement decides
     as_is: StepTime | None = None  # one call with torch.compile; None if never measured
-
-    @property
-    def takes(self) -> tuple[str, ...]:
-        """The sites whose GEMMs it computes."""
-        return self.sites if self.work in (PartKind.FM_INTERACTION, PartKind.DOT) else ()
 
     @property
     def speedup(self) -> float | None:

@@ -16,7 +16,6 @@ from loka.kernels.measurements.parts import PartCosts
 from loka.model.callables import current_directory_importable
 from loka.mods.modded_model import Adapted
 from loka.mods.registry import ModKind, mod_of, names_of
-from loka.mods.rewriting.fuse_interaction import reserved
 from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites, check_sites, with_merged_sites
 from loka.plan.examine import Examined, tracer_of
@@ -176,7 +175,7 @@ def _decided_without(
     considered = kernels if costs is not None else ()
     with current_directory_importable():
         interacting = requested_interactions(policy.mods, sites, model, examined.flow, slower)
-        modded = with_site_mods(policy.mods, sites, settings, examined.siblings, tracer, reserved(interacting))
+        modded = with_site_mods(policy.mods, sites, settings, examined.siblings, tracer, interacting.mixing)
     sites, settings = modded.sites, modded.settings
     trace = OwnerTracer(modded.trace, requested_owners(policy.mods, model, examined.flow))
     evidence = with_merged_sites(known, sites)
@@ -208,7 +207,8 @@ def _decided_without(
         rewrites.interactions.fused, plans, policy.model.batch_size, costs, DEVICES[situation.target]
     )
     plans = without_fused_sites(plans, interactions)
-    outcomes = {**modded.outcomes, **interaction_outcomes(policy.mods, model, rewrites.interactions)}
+    fused = interaction_outcomes(policy.mods, model, rewrites.interactions, interacting.crossing)
+    outcomes = {**modded.outcomes, **fused}
     outcomes |= owner_outcomes(trace, rewrites.forwards, rewrites.untraced, model)
     plan = Plan(
         name=policy.name,

@@ -27,7 +27,7 @@ from loka.plan.json_file import JsonFormat, dump
 from loka.plan.plan import MODEL, GemmPlan, Plan, PlanHead, SitePlan, SiteTiming
 from loka.policy.settings import Assignment
 
-VERSION: Literal[15] = 15
+VERSION: Literal[16] = 16
 _MANIFEST, _PACKAGE_FORMAT = "manifest.json", "loka.package"
 _BUDGET = ("budget.mere", "budget.sqnr_db", "budget.min_speedup")
 
@@ -52,7 +52,7 @@ class _PlanFile(PlanHead):
     """The layout of plan.json."""
 
     format: Literal["loka.plan"]
-    version: Literal[15]
+    version: Literal[16]
     histories: tuple[dict[str, tuple[Assignment, ...]], ...]
     decisions: tuple[GemmPlan, ...]
     timings: tuple[SiteTiming, ...] = ()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from loka.kernels.measurements.parts import COMPILED, RENDERED, Part, PartKind
+from loka.kernels.measurements.parts import COMPILED, INTERACTIONS, RENDERED, Part
 from loka.mods.policy_loader import load_policy
 from loka.plan import planner
 from loka.plan.examine import examine
@@ -20,24 +20,24 @@ import torch
 from torch import nn
 
 
-class Cross(nn.Module):
-    def __init__(self):
+class Mix(nn.Module):
+    def __init__(self, embeddings):
         super().__init__()
-        self.linear = nn.Linear(256, 256)
+        self.rank = nn.Parameter(torch.randn(embeddings, 2))
 
-    def forward(self, x0, x):
-        return x0 * self.linear(x) + x
+    def forward(self, x):
+        return x @ (x.transpose(1, 2) @ self.rank)
 
 
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.experts = nn.ModuleList(nn.Linear(64, 128) for _ in range(2))
-        self.cross = Cross()
+        self.mix = Mix(4)
 
     def forward(self, x):
         x = torch.cat([torch.relu(expert(x)) for expert in self.experts], dim=1)
-        return self.cross(x, x.cumsum(1))
+        return self.mix(x.unflatten(1, (4, 64)))
 
 
 def build():
@@ -79,8 +79,8 @@ def loses() -> MadeUp:
     """Interactions that lose in LoKA's kernels, and merged products that take nine times as long."""
 
     def factor(part: Part) -> float:
-        crossing = part.kernel == RENDERED and part.work in (PartKind.CROSS, PartKind.CROSS_BACKWARD)
-        return 9.0 if crossing or (part.contraction, part.columns) == MERGED else 1.0
+        fused = part.kernel == RENDERED and part.work in INTERACTIONS
+        return 9.0 if fused or (part.contraction, part.columns) == MERGED else 1.0
 
     return MadeUp(factor=factor)
 
@@ -92,7 +92,7 @@ def used(plan: Plan) -> list[tuple[str, str]]:
 def test_they_are_planned_where_they_win(plan_for: PlanFor) -> None:
     plan = plan_for(wins())
     assert used(plan) == [("merge_siblings", "auto"), ("fuse_interaction", "auto")]
-    assert [each.owner for each in plan.interactions] == ["cross"]
+    assert [each.owner for each in plan.interactions] == ["mix"]
     merged = plan.mods[0]
     assert merged.gain is not None
     assert merged.gain.us > 0
@@ -111,7 +111,7 @@ def test_they_are_left_where_they_lose_and_where_nothing_is_measured(plan_for: P
     for plan in (plan_for(loses()), plan_for(None)):
         assert used(plan) == []
         assert plan.interactions == ()
-        assert [site.site.name for site in plan.sites] == ["experts.0", "experts.1", "cross.linear"]
+        assert [site.site.name for site in plan.sites] == ["experts.0", "experts.1", "mix.rank", "mix#0"]
 
 
 @pytest.mark.parametrize(

@@ -25,23 +25,23 @@ import torch
 from torch import nn
 
 
-class Cross(nn.Module):
-    def __init__(self, width):
+class Mix(nn.Module):
+    def __init__(self, embeddings):
         super().__init__()
-        self.linear = nn.Linear(width, width)
+        self.rank = nn.Parameter(torch.randn(embeddings, 2))
 
-    def forward(self, x0, x):
-        return x0 * self.linear(x) + x
+    def forward(self, x):
+        return x @ (x.transpose(1, 2) @ self.rank)
 
 
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.narrow, self.down, self.wide = Cross(64), nn.Linear(64, 512), Cross(512)
+        self.narrow, self.down, self.wide = Mix(4), nn.Linear(8, 2048), Mix(4)
 
     def forward(self, x):
-        x = self.down(self.narrow(x, x.cumsum(1)))
-        return self.wide(x, x.cumsum(1))
+        x = self.down(self.narrow(x).flatten(1))
+        return self.wide(x.unflatten(1, (4, 512)))
 
 
 def build():
@@ -49,12 +49,12 @@ def build():
 
 
 def inputs(batch_size):
-    return (torch.randn(batch_size, 64),)
+    return (torch.randn(batch_size, 4, 64),)
 """
 POLICY = """\
 version: 1
-name: crosses
-model: {{factory: "crossmodel:build", inputs: "crossmodel:inputs", batch_size: 4096}}
+name: mixes
+model: {{factory: "mixmodel:build", inputs: "mixmodel:inputs", batch_size: 4096}}
 defaults: {{compute: keep}}
 mods: [{{use: fuse_interaction{where}}}]
 """
@@ -65,7 +65,7 @@ PlanFor = Callable[..., Plan]
 
 @pytest.fixture
 def plan_for(write_module) -> PlanFor:
-    folder = write_module("crossmodel", MODEL)
+    folder = write_module("mixmodel", MODEL)
 
     def make(costs: MadeUp | None, where: str = FASTER) -> Plan:
         (folder / "p.yaml").write_text(POLICY.format(where=where))
@@ -125,7 +125,7 @@ def test_another_word_is_refused(plan_for: PlanFor) -> None:
 
 
 def test_init_drafts_it(plan_for: PlanFor, tmp_path: Path) -> None:
-    ran = CliRunner().invoke(app, ["init", "crossmodel:build", "--inputs", "crossmodel:inputs", "-o", "drafted.yaml"])
+    ran = CliRunner().invoke(app, ["init", "mixmodel:build", "--inputs", "mixmodel:inputs", "-o", "drafted.yaml"])
     assert ran.exit_code == 0
     text = (tmp_path / "drafted.yaml").read_text()
     assert "mods:\n  - {use: fuse_interaction, where: faster, optional: true} # " in text

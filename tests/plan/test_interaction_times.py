@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
@@ -16,10 +14,8 @@ from loka.cli.tables.explain_tables import show_site
 from loka.cli.tables.plan_table import show_plan
 from loka.cli.verbs.diff import show as show_diff
 from loka.errors import InputError
-from loka.graph.sites.site import GemmKind, RowCount, Site
 from loka.kernels.measurements.interaction_forms import (
     ConcatNormForm,
-    CrossForm,
     FmForm,
     Form,
     form_of,
@@ -27,14 +23,13 @@ from loka.kernels.measurements.interaction_forms import (
     parts_of,
 )
 from loka.kernels.measurements.lookup import Measurement, Measurements
-from loka.kernels.measurements.part_bounds import added_us, bound_us, interaction_us
+from loka.kernels.measurements.part_bounds import bound_us, interaction_us
 from loka.kernels.measurements.parts import COMPILED, INTERACTIONS, RENDERED, Part, PartKind, TimeSource
-from loka.mods.rewriting.fused_interactions import Fused
 from loka.plan import planner
 from loka.plan.mod_words import describe_gain
-from loka.plan.plan import Gain, InteractionPlan, Plan, SitePlan
+from loka.plan.plan import Gain, Plan
 from loka.plan.planner import Planned, make_plan, planned
-from loka.plan.select.interaction_times import interaction_plans, kernel_names
+from loka.plan.select.interaction_times import kernel_names
 from loka.plan.select.perf_model import PerfModel
 from loka.plan.totals import format_total, total_time
 from loka.plan.view.diff import diff
@@ -50,8 +45,6 @@ FORMS: tuple[Form, ...] = (
     FmForm(26, 16, 0),
     ConcatNormForm((32, 32), True, "layer_norm", True, True),
     ConcatNormForm((64,), True, "rms_norm", False, False),
-    CrossForm(True, True, True),
-    CrossForm(False, False),
 )
 WUKONG = FmForm(64, 32, 32, passing=True)
 Write = Callable[..., Path]
@@ -113,7 +106,6 @@ def test_a_form_is_read_back_from_its_words(form: Form) -> None:
         (PartKind.FM_INTERACTION, "64 embeddings, rank x"),
         (PartKind.CONCAT_NORM, "32 rows, residual"),
         (PartKind.CONCAT_NORM, "32 rows, layer_norm, itself"),
-        (PartKind.CROSS_BACKWARD, "residual"),
     ],
 )
 def test_other_words_are_no_form(work: PartKind, around: str) -> None:
@@ -128,39 +120,6 @@ def test_bytes_are_those_of_every_tensor_once() -> None:
     assert moved(mix_backward) == 3 * n * d + n * r + c * d
     join, join_backward = parts_of(FORMS[2], 1, d, RENDERED)
     assert (moved(join), moved(join_backward)) == (3 * n * d, 4 * n * d)
-    cross, cross_backward = parts_of(FORMS[4], 1, d, RENDERED)
-    assert (moved(cross), moved(cross_backward)) == (3 * d, 6 * d)
-
-
-def test_a_cross_layer_on_a_parameter_has_the_samples_of_its_rows() -> None:
-    gemm = Site(
-        "w", GemmKind.MATMUL, "", "w", None, RowCount(1), 1024, 1024, 1, 1, 1.0, True, (), ("mul", "add"), "m.py:1"
-    )
-    fused = [Fused("", "a cross layer", ("w",), CrossForm(True, False), 1024, "w")]
-    planned_site = cast("SitePlan", SimpleNamespace(site=gemm))
-    (found,) = interaction_plans(fused, (planned_site,), BATCH, None)
-    assert found.samples == BATCH
-    assert (found.chosen, found.as_is) == (None, None)  # without measurements
-
-
-def test_two_readers_of_a_cross_layers_sum_cost_a_pass_between_our_kernels() -> None:
-    def planned_as(form: CrossForm) -> InteractionPlan:
-        forms = (parts_of(form, BATCH, 1024, kernel) for kernel in (RENDERED, COMPILED))
-        fused = [Fused("cross.0", "a cross layer", form=form, columns=1024)]
-        (found,) = interaction_plans(fused, (), BATCH, measured(*(part for pair in forms for part in pair)))
-        return found
-
-    ended, passing = planned_as(CrossForm(True, False)), planned_as(CrossForm(True, False, passing=True))
-    forward, backward = parts_of(CrossForm(True, False, passing=True), BATCH, 1024, RENDERED)
-    assert passing.chosen is not None
-    assert ended.chosen is not None
-    assert passing.chosen.backward == pytest.approx(
-        2 * bound_us(backward) + added_us(BATCH, 1024, "bfloat16"), abs=0.01
-    )
-    assert passing.chosen.forward == pytest.approx(2 * bound_us(forward), abs=0.01)
-    assert (ended.chosen.source, passing.chosen.source) == (TimeSource.MEASURED, TimeSource.ESTIMATED)
-    assert passing.as_is is not None
-    assert passing.as_is.source is TimeSource.MEASURED
 
 
 def test_what_was_measured_is_looked_up_between_and_beside() -> None:
@@ -208,10 +167,10 @@ def test_a_plan_holds_its_interactions_with_their_sites(write: Write, plans: dic
     mix, *_ = (each for each in plan.interactions if each.work is PartKind.FM_INTERACTION)
     assert (mix.owner, mix.samples, mix.columns, mix.calls) == ("layers.0", BATCH, 32, 1)
     assert mix.form == "16 embeddings, rank 8, 8 sums, passing"
-    assert mix.takes == ("layers.0.rank", "layers.0.compress", "layers.0#0")
+    assert mix.sites == ("layers.0.rank", "layers.0.compress", "layers.0#0")
     assert plan.mods[0].gain is None  # which takes further plans
     join = next(each for each in plan.interactions if each.work is PartKind.CONCAT_NORM)
-    assert (join.form, join.takes) == ("8 + 8 rows, residual, layer_norm, weight, bias", ())
+    assert (join.form, join.sites) == ("8 + 8 rows, residual, layer_norm, weight, bias", ())
     assert mix.speedup == pytest.approx(3.0, rel=1e-3)
     forward, backward = parts_of(form_of(PartKind.FM_INTERACTION, mix.form), BATCH, 32, RENDERED)
     assert mix.chosen is not None
@@ -290,18 +249,6 @@ def test_another_mods_gain_counts_the_joins_that_it_changes(write: Write) -> Non
     assert len(joins) == 3
     assert plan.mods[0].gain is not None
     assert plan.mods[0].gain.us == pytest.approx(sum(joins), rel=1e-3)
-
-
-def test_a_cross_layers_gemm_stays_one(write: Write) -> None:
-    plan = make_plan(write("{use: fuse_interaction}", costs=MadeUp(factor=slow_compiler), model="dlrm"))
-    crosses = [each for each in plan.interactions if each.work is PartKind.CROSS]
-    assert [each.form for each in crosses] == ["bias, itself, passing", "bias, passing", "bias"]
-    assert {each.takes for each in crosses} == {()}
-    assert all(site.timing is not None for site in plan.sites if site.site.name in crosses[0].sites)
-    inside = explain(plan, crosses[1].sites[0]).inside
-    assert inside is not None
-    assert not inside.takes
-    assert kernel_names(inside) == ("add_times_residual", "cross_bias_passed_backward_512")
 
 
 def test_everything_is_shown(write: Write, plans: dict[str, Plan], capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,7 +104,7 @@ def whole_plan(make_plan, make_site, make_settings):
         rule_notes=(("rule 1: layers.*", "why"),),
         profile=("profiles/ranker.safetensors", "b" * 64),
         mods=(mod,),
-        interactions=(interaction("layers.0", takes=("layers.0.rank",)),),
+        interactions=(interaction("layers.0", sites=("layers.0.rank",)),),
         execution=ExecutionSpec(Execution.EAGER, 1.0, 0.5),
         ne_budget=0.02,
         tuned=TunedStep("t.json", "c" * 64, "FP8", 2.5, 4.0, None, None, False, "eager", "NVIDIA H200", "2026-01-01"),
@@ -185,10 +185,10 @@ def test_a_foreign_file_says_so(text):
         from_json(text, "p.json")
 
 
-@pytest.mark.parametrize("version", ["14", "16", '"15"', "null"])
+@pytest.mark.parametrize("version", ["15", "17", '"16"', "null"])
 def test_another_version_says_what_to_run(version, whole_plan):
-    text = to_json(whole_plan).replace('"version": 15', f'"version": {version}')
-    with pytest.raises(InputError, match=r"^p\.json: the plan has version .* reads 15: .* `loka generate POLICY`"):
+    text = to_json(whole_plan).replace('"version": 16', f'"version": {version}')
+    with pytest.raises(InputError, match=r"^p\.json: the plan has version .* reads 16: .* `loka generate POLICY`"):
         from_json(text, "p.json")
 
 

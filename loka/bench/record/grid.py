@@ -20,7 +20,7 @@ from itertools import product
 from loka.bench.record.gemm_parts import NATIVE, SCALED_MM
 from loka.errors import InputError
 from loka.kernels.fused.kernel_values import LARGEST_HELD
-from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, DotForm, FmForm, Form, parts_of
+from loka.kernels.measurements.interaction_forms import ConcatNormForm, DotForm, FmForm, Form, parts_of
 from loka.kernels.measurements.parts import COMPILED, RENDERED, Part, PartKind
 
 Size = tuple[int, int, int]  # rows, columns, contraction
@@ -149,10 +149,6 @@ MIXES = (
 JOINS = (((32, 32), 128), ((64, 64), 256), ((8, 8), 32), ((6, 6), 32), ((16, 16), 64), ((64,), 128))
 # Norm, and whether it has weight and bias: a layer_norm with both; an rms_norm over the whole row with none.
 JOINED_NORMS = (("layer_norm", True), ("rms_norm", False))
-CROSS_WIDTHS = (256, 479, 512, 1024, 3456)  # of cross layers
-COMPILED_WIDTHS = (512, 3456)
-# The first of several cross layers, those between, and the last.
-CROSSES = (CrossForm(True, True, True), CrossForm(True, False, True), CrossForm(True, False))
 # Embeddings and dimension of dot interactions: of MLPerf's DLRM and its kind, and of few short ones.
 DOTS = ((27, 128), (27, 64), (27, 16), (9, 64), (40, 128), (64, 64), (101, 128))
 
@@ -161,23 +157,19 @@ def interaction_parts() -> Iterator[Part]:
     """Forward and backward of each interaction, on our kernels and compiled."""
     for embeddings, dim, rank, sums in MIXES:
         form = FmForm(embeddings, rank, sums, passing=sums > 0)
-        yield from _sizes(form, dim, embeddings * dim, compiled=True)
+        yield from _sizes(form, dim, embeddings * dim)
     for rows, width in JOINS:
         for norm, affine in JOINED_NORMS:
-            yield from _sizes(ConcatNormForm(rows, True, norm, affine, affine), width, sum(rows) * width, compiled=True)
-    for width in CROSS_WIDTHS:
-        for cross in CROSSES:
-            yield from _sizes(cross, width, width, compiled=width in COMPILED_WIDTHS)
+            yield from _sizes(ConcatNormForm(rows, True, norm, affine, affine), width, sum(rows) * width)
     for embeddings, dim in DOTS:
-        yield from _sizes(DotForm(embeddings), dim, embeddings * dim, compiled=True)
+        yield from _sizes(DotForm(embeddings), dim, embeddings * dim)
 
 
-def _sizes(form: Form, columns: int, elements: int, compiled: bool) -> Iterator[Part]:
+def _sizes(form: Form, columns: int, elements: int) -> Iterator[Part]:
     """The parts of one form for each number of samples within LARGEST_SAMPLES; `elements`: of one sample."""
-    small = elements <= SMALL and not isinstance(form, CrossForm)
-    compiled_samples = COMPILED_SMALL if small else COMPILED_SAMPLES
+    compiled_samples = COMPILED_SMALL if elements <= SMALL else COMPILED_SAMPLES
     for samples in SAMPLES:
         if samples * elements <= LARGEST_SAMPLES:
             yield from parts_of(form, samples, columns, RENDERED)
-            if compiled and samples in compiled_samples:
+            if samples in compiled_samples:
                 yield from parts_of(form, samples, columns, COMPILED)

@@ -1,4 +1,4 @@
-"""Prepared parts of interactions: FM and dot interactions, concat norms, cross layers; rendered and by torch.compile.
+"""Prepared parts of interactions: FM and dot interactions, concat norms; rendered and by torch.compile.
 
 Inputs are standard normal, weights of FM interactions divided by the root of the number of terms. A rendered part runs
 what a generated package launches: the kernel, and after a backward the one that adds its partial sums. A compiled part
@@ -44,7 +44,6 @@ from loka.kernels.fused.rendering import AnySpec
 from loka.kernels.measurements.interaction_forms import (
     BACKWARDS,
     ConcatNormForm,
-    CrossForm,
     DotForm,
     FmForm,
     family,
@@ -99,12 +98,6 @@ def interaction_of(part: Part, device: str) -> Interaction:
             inputs |= {"residual": draw(samples, sum(form.rows), d)} if form.residual else {}
             inputs |= {name: draw(d) for name in ("weight", "bias") if getattr(form, name)}
             return Interaction(inputs, partial(_joined, form.norm), (draw(samples, sum(form.rows), d),))
-        case CrossForm() as form:
-            inputs = {name: draw(samples, d) for name in ("product", "factor")}
-            inputs |= {} if form.itself else {"residual": draw(samples, d)}
-            inputs |= {"bias": draw(d)} if form.bias else {}
-            gradients = [draw(samples, d) for _ in range(2 if form.passing else 1)]
-            return Interaction(inputs, partial(_crossed, form.passing), tuple(gradients))
         case DotForm() as form:
             n = form.embeddings
             return Interaction({"x": draw(samples, n, d)}, _paired, (draw(samples, n, n),))
@@ -255,12 +248,6 @@ def _given(part: Part, made: Interaction) -> dict[str, Tensor]:
             mean = rows.mean(1) if form.norm == "layer_norm" else rows.new_zeros(rows.shape[0])
             rstd = torch.rsqrt((rows - mean[:, None]).square().mean(1) + EPS)
             return {**inputs, "grad": gradients[0], "mean": mean, "rstd": rstd}
-        case CrossForm() as form:
-            names = ["grad", *(["passed"] if form.passing else [])]
-            known = {**inputs, **dict(zip(names, gradients, strict=True))}
-            forward = {"x": "product", "add": "bias", "times": "factor"}
-            known |= {name: inputs[own] for name, own in forward.items() if own in inputs}
-            return {**known, "residual": inputs["factor" if form.itself else "residual"]}
         case DotForm():
             return {**inputs, "dproducts": gradients[0]}
 
@@ -293,11 +280,3 @@ def _joined(norm: str, given: Named) -> tuple[Tensor, ...]:
         return (F.layer_norm(rows, rows.shape[-1:], weight, bias, EPS),)
     normed = F.rms_norm(rows, rows.shape[-1:], weight, EPS)
     return (normed if bias is None else normed + bias,)
-
-
-def _crossed(passing: bool, given: Named) -> tuple[Tensor, ...]:
-    product, factor = given["product"], given["factor"]
-    if "bias" in given:
-        product = product + given["bias"]
-    out = factor * product + given.get("residual", factor)
-    return (out, *((factor.clone(),) if passing else ()))

@@ -82,7 +82,7 @@ def time_chart(plan: Plan, shown: int = MOST_BARS) -> TimeChart | None:
     bars.sort(key=lambda bar: (-max(bar.as_is_us, bar.us), bar.name))
     if len(bars) > shown:
         bars = [*bars[: shown - 1], _summed(bars[shown - 1 :])]
-    inside = {name for each in plan.interactions for name in each.takes}
+    inside = {name for each in plan.interactions for name in each.sites}
     untimed = sum(each.timing is None and each.site.name not in inside for each in plan.sites)
     return TimeChart(tuple(bars), max(max(bar.us, bar.without_fp8_us, bar.as_is_us) for bar in bars) or 1.0, untimed)
 

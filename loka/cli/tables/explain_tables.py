@@ -42,7 +42,7 @@ def show_site(explained: Explanation) -> None:
         [(each.gemm.value, format_gemm(each), each.kernel, each.reason) for each in found.gemms],
     )
     if explained.inside is not None:
-        _show_inside(explained.inside, site.name)
+        _show_inside(explained.inside)
     if found.timing is not None:
         _show_timing(explained, found.timing)
         _show_kernels(found.gemms)
@@ -101,12 +101,11 @@ def _show_rejected(gemms: Sequence[GemmPlan]) -> None:
         print_table(("GEMM", "rejected", "because"), rows)
 
 
-def _show_inside(inside: InteractionPlan, site: str) -> None:
+def _show_inside(inside: InteractionPlan) -> None:
     """Print the interaction that a site is part of, and its times."""
-    computes = "computed in" if site in inside.takes else "read by"
     print()
     print_line(
-        f"{computes} {inside.what} in {inside.owner or 'the model itself'}, by {' and '.join(kernel_names(inside))}"
+        f"computed in {inside.what} in {inside.owner or 'the model itself'}, by {' and '.join(kernel_names(inside))}"
     )
     times = (("our kernels", inside.chosen), ("torch.compile", inside.as_is))
     rows = [(name, *_figures(time), time.source.value) for name, time in times if time is not None]

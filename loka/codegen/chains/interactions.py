@@ -1,4 +1,4 @@
-"""FM and dot interactions, concat norms, cross layers: shapes of their functions, and the arguments of their calls.
+"""FM and dot interactions, concat norms: shapes of their functions, and the arguments of their calls.
 
 Each shape gives a function, from templates/interaction.py.j2, which calls that of its kind in `loka.dispatch`.
 """
@@ -12,10 +12,9 @@ from loka.codegen.modules import statement_text
 from loka.codegen.names import Layers, Names
 from loka.errors import LokaError
 from loka.graph.expression import Ref, RefKind
-from loka.graph.ir import ConcatNorm, Cross, FmInteraction, ForwardIR
+from loka.graph.ir import ConcatNorm, FmInteraction, ForwardIR
 from loka.graph.patterns.concat_norm import concatenated_norm
 from loka.graph.patterns.norm import ChainNorm
-from loka.kernels.fused.cross.cross_kernel import CrossBackward, cross_forward
 from loka.kernels.fused.interaction.concat_norm import (
     ConcatNormBackward,
     ConcatNormForward,
@@ -26,7 +25,6 @@ from loka.kernels.fused.interaction.concat_norm import (
 from loka.kernels.fused.interaction.dot import DotSpec
 from loka.kernels.fused.interaction.fm import FmBackward, FmForward, FmSizes
 from loka.kernels.fused.matrix_kernels import Reduce
-from loka.kernels.fused.norm.norm_spec import NormForward
 from loka.kernels.fused.rendering import AnySpec
 
 
@@ -81,31 +79,6 @@ class ConcatNormShape:
 
 
 @dataclass(frozen=True, slots=True)
-class CrossShape:
-    """A cross layer: factor * (product + bias) + residual."""
-
-    width: int
-    bias: bool
-    itself: bool  # the residual is the factor
-    passes: bool  # the factor is also returned, for the next layer: the backward kernel then adds that gradient
-
-    @property
-    def forward(self) -> NormForward:
-        """The kernel of the sum."""
-        return cross_forward(self.width, self.bias)
-
-    @property
-    def backward(self) -> CrossBackward:
-        """The kernel of its gradients."""
-        return CrossBackward(self.width, self.bias, self.itself, self.passes)
-
-    @property
-    def reduce(self) -> Reduce | None:
-        """The kernel that reduces partial sums; None without a bias."""
-        return Reduce(1) if self.bias else None
-
-
-@dataclass(frozen=True, slots=True)
 class DotShape:
     """A dot interaction: x @ x^T."""
 
@@ -124,7 +97,7 @@ class DotShape:
         return DotSpec(self.embeddings, self.dim, backward=True)
 
 
-Shape = FmShape | ConcatNormShape | CrossShape | DotShape
+Shape = FmShape | ConcatNormShape | DotShape
 
 
 def kernels_of(shape: Shape) -> tuple[AnySpec, ...]:
@@ -137,7 +110,7 @@ def kernels_of(shape: Shape) -> tuple[AnySpec, ...]:
 class FunctionView:
     """View of a function, for templates/interaction.py.j2."""
 
-    kind: str  # fm_interaction, concat_norm, cross or dot_interaction
+    kind: str  # fm_interaction, concat_norm or dot_interaction
     name: str
     shape: Shape
 
@@ -152,9 +125,7 @@ class InteractionCalls:
     def function(self, shape: Shape, layers: Layers) -> str:
         """Register a call; returns the function's name in kernels.py, after the first layers with this shape."""
         if shape not in self._found:
-            kind = _KINDS[type(shape)]
-            short = [layers.name] if kind in layers.name.split("_") else []  # cross_0, rather than cross_0_cross
-            self._found[shape] = self._names.first_free([*short, f"{layers.name}_{kind}"])
+            self._found[shape] = self._names.unique(f"{layers.name}_{_KINDS[type(shape)]}")
         return self._found[shape]
 
     def views(self) -> tuple[FunctionView, ...]:
@@ -215,20 +186,4 @@ def concat_norm_arguments(
     return [*parts, handed.get(join.residual.text) or scope.read(join.residual.text), *vectors]
 
 
-def cross_shape(cross: Cross, later: Sequence[Cross], biased: bool) -> CrossShape:
-    """The shape of a cross layer that `later` ones follow; `biased`: its kernel adds the bias."""
-    passes = any(other.factor == cross.factor for other in later)
-    return CrossShape(cross.width, biased, cross.residual == cross.factor, passes)
-
-
-def cross_arguments(
-    cross: Cross, biased: bool, scope: statement_text.NameScope, handed: Mapping[str, str]
-) -> list[str]:
-    """Arguments of a cross layer's function; `handed`: local -> name of its copy from an earlier layer's function."""
-    bias = [cross.bias.text] if biased and cross.bias is not None else []
-    factor = handed.get(cross.factor.text) or scope.read(cross.factor.text)
-    residual = [scope.read(cross.residual.text)] if cross.residual != cross.factor else []
-    return [scope.read(cross.product), *bias, factor, *residual]
-
-
-_KINDS = {FmShape: "fm_interaction", ConcatNormShape: "concat_norm", CrossShape: "cross", DotShape: "dot_interaction"}
+_KINDS = {FmShape: "fm_interaction", ConcatNormShape: "concat_norm", DotShape: "dot_interaction"}

@@ -12,8 +12,6 @@ from loka.codegen.chains.interactions import (
     InteractionCalls,
     concat_norm_arguments,
     concat_norm_shape,
-    cross_arguments,
-    cross_shape,
     fm_arguments,
     fm_shape,
     passing,
@@ -26,8 +24,8 @@ from loka.codegen.modules.region_functions import RegionLinear, Regions
 from loka.codegen.modules.signature import own_forward_lines, parse_argument
 from loka.codegen.names import layers, shown, snake, wrapped
 from loka.errors import LokaError
-from loka.graph.expression import PRODUCT, Arg, Call, Constant, Ref, RefKind, function, local, locals_in, text_of
-from loka.graph.ir import DTYPE, ConcatNorm, Cross, DotInteraction, FmInteraction, ForwardIR, Region
+from loka.graph.expression import PRODUCT, Arg, Call, Constant, Ref, RefKind, local, locals_in, text_of
+from loka.graph.ir import DTYPE, ConcatNorm, DotInteraction, FmInteraction, ForwardIR, Region
 from loka.numerics.enums import Operand
 from loka.plan.plan import PlannedBinding, SitePlan
 
@@ -77,13 +75,9 @@ class ForwardBody:
         self._mixes = [mix for mix in forward.mixes if taken.isdisjoint(mix.places)]
         joins = [join for join in forward.joins if taken.isdisjoint(join.places)]
         self._joins = [join for join in joins if concat_norm_shape(join, forward) is not None]
-        self._crosses = [cross for cross in forward.crosses if taken.isdisjoint(cross.places)]
         self._dots = [dot for dot in forward.dots if taken.isdisjoint(dot.places)]
-        # GEMMs whose bias is added by the kernel of a cross layer.
-        self._unbiased = {cross.linear for cross in self._crosses if cross.bias is not None} - taken
         self.known: dict[tuple[int, Operand], None] = {}  # (site, operand) pairs with static scales in the module
         self._handed: dict[str, str] = {}  # local -> name of its copy returned by an FM interaction
-        self._handed_factors: dict[str, str] = {}  # local -> name of its copy returned by a cross layer
         self.freezable: dict[int, str] = {}  # site -> expression of its weight, which may be frozen
         self.imports: set[str] = set()
         self.lines = own_forward_lines(forward.guards, self.arguments, INDENT)
@@ -99,11 +93,9 @@ class ForwardBody:
         statements, position = self._forward.statements, 0
         regions = {region.first: region for region in self._forward.regions}
         joins = {join.norm: join for join in self._joins}
-        crosses = {cross.sum: cross for cross in self._crosses}
         dots = {dot.product: dot for dot in self._dots}
         absorbed = {place for mix in self._mixes for place in mix.places}
         absorbed |= {place for join in self._joins for place in join.skipped}
-        absorbed |= {place for cross in self._crosses for place in cross.skipped}
         absorbed |= {place for dot in self._dots for place in dot.skipped}
         while position < len(statements):
             region = regions.get(position)
@@ -114,9 +106,6 @@ class ForwardBody:
                 position += 1
             elif position in joins:
                 self._join(joins[position])
-                position += 1
-            elif position in crosses:
-                self._cross(crosses[position])
                 position += 1
             elif position in dots:
                 self._dot(dots[position])
@@ -142,7 +131,7 @@ class ForwardBody:
     @property
     def fuses(self) -> bool:
         """True if kernels fuse operations around native GEMMs."""
-        return bool(self._mixes or self._joins or self._crosses or self._dots) or any(
+        return bool(self._mixes or self._joins or self._dots) or any(
             not planned.shape.fp8 for planned in self._chains.values()
         )
 
@@ -207,21 +196,6 @@ class ForwardBody:
         self._comment_notes(range(join.norm, join.norm + 1))
         self._assign(join.norm, self._called(self._kernels.interactions.function(shape, self._layers), arguments))
 
-    def _cross(self, cross: Cross) -> None:
-        biased = cross.linear in self._unbiased
-        later = self._crosses[self._crosses.index(cross) + 1 :]
-        shape = cross_shape(cross, later, biased)
-        arguments = cross_arguments(cross, biased, self._scope, self._handed_factors)
-        code = self._called(self._kernels.interactions.function(shape, self._layers), arguments)
-        self._comment_notes(range(cross.sum, cross.sum + 1))
-        if not shape.passes:
-            self._assign(cross.sum, code)
-            return
-        made = self._target(self._forward.statements[cross.sum].target) or "_"
-        handed = self._scope.names.unique(f"{cross.factor.text}_passed")
-        self._handed_factors[cross.factor.text] = handed
-        self.lines += statement_text.assignment(f"{made}, {handed}", code, INDENT, self._scope)
-
     def _dot(self, dot: DotInteraction) -> None:
         function = self._kernels.interactions.function(DotShape(*dot.sizes), self._layers)
         self._comment_notes(range(dot.product, dot.product + 1))
@@ -282,21 +256,16 @@ class ForwardBody:
             return
         index, gemm = self._index[position], site_call(self._forward, position)
         parts = statement_text.linear_text(gemm, self._scope.text)
-        bias = None if position in self._unbiased else parts.bias
         name = self._kernels.recipes.linear(site_recipe(self._plans[index]))
         weight = or_frozen(index, parts.weight) if self._freeze_all([position]) else parts.weight
-        operands = [parts.x, weight, bias or "None", f"self.loka.counter_id({index})"]
+        operands = [parts.x, weight, parts.bias or "None", f"self.loka.counter_id({index})"]
         code = self._called(name, operands)
         self._import(code)
         self._assign_product(position, code, gemm.out)
 
     def _kept(self, position: int) -> str:
-        """The unchanged expression of a statement, without the bias of a GEMM if a cross layer's kernel adds it."""
-        value = self._forward.statements[position].value
-        if position in self._unbiased:
-            gemm = site_call(self._forward, position)
-            value = function("linear", gemm.x, gemm.weight)
-        return statement_text.expression(value, self._scope.text, ["self"])
+        """The unchanged expression of a statement."""
+        return statement_text.expression(self._forward.statements[position].value, self._scope.text, ["self"])
 
     def _assign_product(self, position: int, code: str, out: Arg) -> None:
         """Assign the product to a GEMM's target, with the model's change of view."""

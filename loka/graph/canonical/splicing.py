@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from loka.graph.canonical.views import is_permuted
 from loka.graph.expression import RefKind, locals_in, method
-from loka.graph.ir import BatchNorm, ConcatNorm, Cross, DotInteraction, FmInteraction, ForwardIR, Region, Statement
+from loka.graph.ir import BatchNorm, ConcatNorm, DotInteraction, FmInteraction, ForwardIR, Region, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.region import AROUND
 
@@ -179,9 +179,6 @@ def _with_patterns(forward: ForwardIR, canonical: ForwardIR, kept: frozenset[int
     def join(each: ConcatNorm) -> ConcatNorm:
         return replace(each, norm=places[each.norm], skipped=all_to(each.skipped))
 
-    def cross(each: Cross) -> Cross:
-        return replace(each, sum=places[each.sum], skipped=all_to(each.skipped), linear=places[each.linear])
-
     def dot(each: DotInteraction) -> DotInteraction:
         return replace(each, product=places[each.product], skipped=all_to(each.skipped))
 
@@ -190,6 +187,5 @@ def _with_patterns(forward: ForwardIR, canonical: ForwardIR, kept: frozenset[int
         regions=tuple(region(each) for each in canonical.regions if {each.first, each.last} <= kept),
         mixes=tuple(mix(each) for each in canonical.mixes if {each.first, *each.places, *each.gemms} <= kept),
         joins=tuple(join(each) for each in canonical.joins if {*each.places} <= kept),
-        crosses=tuple(cross(each) for each in canonical.crosses if {*each.places, each.linear} <= kept),
         dots=tuple(dot(each) for each in canonical.dots if {*each.places} <= kept),
     )

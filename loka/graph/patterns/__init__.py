@@ -1,1 +1,1 @@
-"""Patterns that kernels can fuse: linear chains, interactions, norms after concatenations, cross layers."""
+"""Patterns that kernels can fuse: linear chains, interactions, norms after concatenations."""

@@ -1,4 +1,4 @@
-"""Statements that nearly are a join, a cross layer or a mixing layer, each with the one thing that is missing."""
+"""Statements that nearly are a join or a mixing layer, each with the one thing that is missing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def find_near_misses(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tuple[N
     """What nearly matches, outside of the patterns that were found in the forward, in order of the statements."""
     found = {place for mix in forward.mixes for place in mix.places}
     found |= {place for join in forward.joins for place in join.places}
-    found |= {place for cross in forward.crosses for place in cross.places}
     near = _Near(forward, shapes)
     steps = (near.missing(place) for place in range(len(forward.statements)) if place not in found)
     return tuple(step for step in steps if step is not None)
@@ -41,9 +40,8 @@ class _Near:
 
     def missing(self, place: int) -> NearMiss | None:
         """What a pattern that ends with this statement lacks; None where no pattern is near."""
-        crosses = (NearMiss(place, text) for text in self._cross(place))
         mixes = (NearMiss(place, text, NearKind.MIXING) for text in self._mix(place))
-        return next(chain(self._norm(place), self._join(place), crosses, mixes), None)
+        return next(chain(self._norm(place), self._join(place), mixes), None)
 
     def _norm(self, place: int) -> Iterator[NearMiss]:
         """A norm, or statistics of one, over other dimensions than the last, after a GEMM."""
@@ -92,17 +90,6 @@ class _Near:
         if self._is_read_twice(before):
             return f"the {what} before its norm is read by something else as well"
         return f"the {what} before its norm is of parts of other shapes than (samples, rows, columns)"
-
-    def _cross(self, place: int) -> Iterator[str]:
-        step = self.statements[place]
-        for product in self._factors(step) if step.op in _SUMS else ():
-            linear = next((each for each in self._factors(product, through=_SUMS) if each.call is not None), None)
-            if linear is None or product.op != "mul":
-                continue
-            if self._is_read_twice(linear) or self._is_read_twice(product):
-                yield "the product of its cross layer is read by something else as well"
-            elif not step.even or not product.even:
-                yield "the product or the sum of its cross layer is broadcast"
 
     def _mix(self, place: int) -> Iterator[str]:
         step = self.statements[place]
@@ -156,11 +143,6 @@ class _Near:
     def _set_by(self, ref: Ref) -> Statement | None:
         place = self._places.get(ref.text) if ref.kind is RefKind.LOCAL else None
         return None if place is None else self.statements[place]
-
-    def _factors(self, step: Statement, through: frozenset[str] = frozenset()) -> list[Statement]:
-        """The statements of the operands, and of those of operands that are such operations themselves."""
-        found = [each for ref in step.operands if (each := self._set_by(ref)) is not None]
-        return found + [inner for each in found if each.op in through for inner in self._factors(each)]
 
     def _behind_views(self, ref: Ref, views: frozenset[str] = _VIEWS) -> Statement | None:
         step = self._set_by(ref)

@@ -33,7 +33,6 @@ from loka.graph.expression import Call, Ref, RefKind
 from loka.graph.fingerprint import Fingerprint, fingerprint
 from loka.graph.ir import BatchNorm, CannotTraceError, Dropout, ForwardIR, Refused, Shape, Statement
 from loka.graph.patterns.concat_norm import find_concat_norms
-from loka.graph.patterns.cross import find_crosses
 from loka.graph.patterns.dot_interaction import find_dot_interactions
 from loka.graph.patterns.fm_interaction import find_fm_interactions
 from loka.graph.patterns.near_interactions import find_near_misses
@@ -212,9 +211,8 @@ def _tensor_names(module: nn.Module) -> dict[str, str]:
 def with_findings(forward: ForwardIR, shapes: Mapping[str, Shape]) -> ForwardIR:
     """The forward with the patterns found in it by the shapes of its locals."""
     mixes, joins = find_fm_interactions(forward, shapes), find_concat_norms(forward, shapes)
-    crosses, dots = find_crosses(forward, shapes), find_dot_interactions(forward, shapes)
     even = with_even_statements(forward, shapes)
-    found = replace(even, mixes=mixes, joins=joins, crosses=crosses, dots=dots)
+    found = replace(even, mixes=mixes, joins=joins, dots=find_dot_interactions(forward, shapes))
     return replace(found, near=find_near_misses(found, shapes))
 
 

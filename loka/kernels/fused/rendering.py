@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from loka.devices.spec import DeviceSpec, RowLaunch
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError, LokaError
-from loka.kernels.fused.cross.cross_kernel import CrossBackward, CrossConfiguration, cross_configuration, cross_title
 from loka.kernels.fused.interaction.concat_norm import (
     ConcatNormBackward,
     ConcatNormConfiguration,
@@ -29,7 +28,6 @@ from loka.kernels.fused.interaction.dot import DotConfiguration, DotSpec, dot_co
 from loka.kernels.fused.interaction.fm import FmBackward, FmConfiguration, FmForward, fm_configuration, fm_title
 from loka.kernels.fused.interaction.interaction_operators import (
     ConcatNormOperator,
-    CrossOperator,
     DotOperator,
     FmOperator,
 )
@@ -74,13 +72,10 @@ AnySpec = (
     | FmBackward
     | ConcatNormForward
     | ConcatNormBackward
-    | CrossBackward
     | DotSpec
     | QuantizeWeights
 )
-AnyConfiguration = (
-    RowLaunch | TransposeTile | FmConfiguration | ConcatNormConfiguration | CrossConfiguration | DotConfiguration
-)
+AnyConfiguration = RowLaunch | TransposeTile | FmConfiguration | ConcatNormConfiguration | DotConfiguration
 T = TypeVar("T")
 _KERNELS = KERNELS + "kernels/"
 _SUFFIX = ".py.j2"
@@ -169,8 +164,6 @@ def _rendered(group: Sequence[AnySpec], launched: AnyConfiguration | None, devic
         case ConcatNormForward() | ConcatNormBackward():
             operator = ConcatNormOperator(first, chosen(concat_norm_configuration(first, device)))
             title = concat_norm_title(first)
-        case CrossBackward():
-            operator, title = CrossOperator(first, chosen(cross_configuration(first, device))), cross_title(first)
         case DotSpec():
             operator, title = DotOperator(first, chosen(dot_configuration(first, device))), dot_title(first)
     return Rendered(tuple(group), operator, title, launches.maxima_chunk)

@@ -1,8 +1,8 @@
 """The forms of interactions: everything but the number of samples and the dtype that a part's time depends on.
 
 `Part.around` has the form in words: "64 embeddings, rank 32, 32 sums, passing" of an FM interaction, "32 + 32 rows,
-residual, layer_norm, weight, bias" of a concat_norm, "bias, itself, passing" of a cross layer, "27 embeddings" of a dot
-interaction. `passing` matters only for the gradients, and a forward's part does not have it.
+residual, layer_norm, weight, bias" of a concat_norm, "27 embeddings" of a dot interaction. `passing` matters only for
+the gradients, and a forward's part does not have it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from loka.errors import InputError
 from loka.kernels.fused.interaction.concat_norm import NORMS
 from loka.kernels.measurements.parts import Part, PartKind
 
-PASSING, RESIDUAL, WEIGHT, BIAS, ITSELF = "passing", "residual", "weight", "bias", "itself"
+PASSING, RESIDUAL, WEIGHT, BIAS = "passing", "residual", "weight", "bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +63,6 @@ class ConcatNormForm:
 
 
 @dataclass(frozen=True, slots=True)
-class CrossForm:
-    """A cross layer: factor * (product + bias) + residual."""
-
-    bias: bool
-    itself: bool  # the residual is the factor
-    passing: bool = False  # another gradient of the factor is added
-
-    @property
-    def words(self) -> str:
-        """The form in words, for `Part.around`."""
-        return ", ".join(_named(bias=self.bias, itself=self.itself, passing=self.passing))
-
-    def moved(self, columns: int, backward: bool) -> int:
-        """Elements read and written for one row."""
-        return columns * (5 + self.passing if backward else 4 - self.itself)
-
-
-@dataclass(frozen=True, slots=True)
 class DotForm:
     """A dot interaction of samples (n, d): the products of all pairs of rows."""
 
@@ -96,12 +78,11 @@ class DotForm:
         return self.embeddings * (columns * (2 if backward else 1) + self.embeddings)
 
 
-Form = FmForm | ConcatNormForm | CrossForm | DotForm
+Form = FmForm | ConcatNormForm | DotForm
 
 _WORKS: dict[type[Form], tuple[PartKind, PartKind]] = {
     FmForm: (PartKind.FM_INTERACTION, PartKind.FM_INTERACTION_BACKWARD),
     ConcatNormForm: (PartKind.CONCAT_NORM, PartKind.CONCAT_NORM_BACKWARD),
-    CrossForm: (PartKind.CROSS, PartKind.CROSS_BACKWARD),
     DotForm: (PartKind.DOT, PartKind.DOT_BACKWARD),
 }
 _NUMBER = re.compile(r"\d+")
@@ -111,7 +92,7 @@ BACKWARDS = frozenset(backward for _, backward in _WORKS.values())
 def parts_of(form: Form, samples: int, columns: int, kernel: str, dtype: str = "bfloat16") -> tuple[Part, Part]:
     """The parts of an interaction's forward and gradients."""
     first, second = _WORKS[type(form)]
-    forward = replace(form, passing=False) if isinstance(form, FmForm | CrossForm) else form
+    forward = replace(form, passing=False) if isinstance(form, FmForm) else form
     return (
         Part(first, kernel, samples, columns, dtype=dtype, around=forward.words),
         Part(second, kernel, samples, columns, dtype=dtype, around=form.words),
@@ -143,9 +124,6 @@ def form_of(work: PartKind, around: str) -> Form:
                 return _fm_form(words)
             case PartKind.CONCAT_NORM:
                 return _concat_norm_form(words)
-            case PartKind.CROSS:
-                _check_words(words, (BIAS, ITSELF, PASSING))
-                return CrossForm(BIAS in words, ITSELF in words, PASSING in words)
             case PartKind.DOT:
                 (embeddings,) = words
                 return DotForm(int(embeddings.removesuffix(" embeddings")))

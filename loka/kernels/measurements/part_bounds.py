@@ -58,11 +58,6 @@ def interaction_us(part: Part, device: DeviceSpec = DEFAULT) -> float:
     return START_US + 1e6 * elements_moved(part) * element_bytes(part.dtype) / device.interaction_bandwidth
 
 
-def added_us(rows: int, columns: int, dtype: str, device: DeviceSpec = DEFAULT) -> float:
-    """Estimated time of a pass that adds two matrices, in microseconds."""
-    return START_US + 1e6 * 3 * rows * columns * element_bytes(dtype) / device.bandwidth
-
-
 def padded(part: Part) -> Part:
     """A GEMM with columns and contraction up to the next multiple of ALIGNMENT, in the model's dtype."""
     step = ALIGNMENT // element_bytes(part.dtype)

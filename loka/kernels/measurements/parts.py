@@ -21,14 +21,12 @@ class PartKind(StrEnum):
     FORWARD = "forward"  # norm and activation
     BACKWARD = "backward"  # their gradients, with the sums for their parameters
     COPY = "copy"  # transposed in the model's dtype, or converted
-    # Interactions, forward and gradients, with the names in recordings; rows are samples (rows of a cross layer),
-    # columns an embedding's dimension (the width of a cross layer).
+    # Interactions, forward and gradients, with the names in recordings; rows are samples, columns an embedding's
+    # dimension.
     FM_INTERACTION = "mix"
     FM_INTERACTION_BACKWARD = "mix-backward"
     CONCAT_NORM = "join"
     CONCAT_NORM_BACKWARD = "join-backward"
-    CROSS = "cross"
-    CROSS_BACKWARD = "cross-backward"
     DOT = "dot"
     DOT_BACKWARD = "dot-backward"
 
@@ -38,8 +36,6 @@ INTERACTIONS = (
     PartKind.FM_INTERACTION_BACKWARD,
     PartKind.CONCAT_NORM,
     PartKind.CONCAT_NORM_BACKWARD,
-    PartKind.CROSS,
-    PartKind.CROSS_BACKWARD,
     PartKind.DOT,
     PartKind.DOT_BACKWARD,
 )

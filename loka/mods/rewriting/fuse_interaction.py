@@ -4,21 +4,21 @@ It supports these interactions, wherever in a forward they are (docs/mods.md has
 
 - an FM interaction (`fm_interaction`): all pairs of a sample's embeddings at low rank, and weighted sums of them;
 - a concatenation norm (`loka.graph.patterns.concat_norm`): a concatenation of rows, a residual and a norm;
-- a cross layer (`loka.graph.patterns.cross`): x0 * (linear(x) + bias) + x, as in a DCNv2;
 - a dot interaction (`loka.graph.patterns.dot_interaction`): the products of all pairs of embeddings, as in a DLRM.
 
 The function stays the same, up to rounding: the kernels accumulate in float32 whatever the dtypes. Parameters and the
 keys of the state_dict stay, so that a checkpoint needs no conversion and `patch.remove()` undoes everything.
 
-Patterns match the modules whose forward contains an interaction: "layers.*" for the layers of a Wukong,
-"interact.cross.*" for the cross layers of a DCNv2.
+Cross layers, as in a DCNv2, have no kernels of their own: the mod says that they stay as they are.
+
+Patterns match the modules whose forward contains an interaction: "layers.*" for the layers of a Wukong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, takewhile
+from itertools import takewhile
 
 from torch import nn
 
@@ -27,7 +27,7 @@ from loka.graph.patterns.region import NORMS
 from loka.graph.sites.flow import Flow, common_module
 from loka.graph.sites.site import GemmKind, Site
 from loka.mods.protocols import ForwardMod, UnplannedModel
-from loka.mods.rewriting.fused_interactions import NAME, Interacting, Reserved
+from loka.mods.rewriting.fused_interactions import NAME, Interacting
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
@@ -38,14 +38,12 @@ class FuseInteractionMod:
 
     name: str = NAME
     exact: bool = True
-    description: str = (
-        "mixing layers, joins, cross layers and dot interactions read what they combine once forward and once backward"
-    )
+    description: str = "mixing layers, joins and dot interactions read what they combine once forward and once backward"
 
     def proposal(self, model: UnplannedModel) -> str | None:
         """Number of modules that may contain an interaction, in words; None for none."""
         owners = len(interacting(model.sites, model.module, lambda name: True, Flow()).owners)
-        return f"{owners} module{'s' if owners != 1 else ''} may mix, join or cross features" if owners else None
+        return f"{owners} module{'s' if owners != 1 else ''} may mix or join features" if owners else None
 
 
 def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], bool], flow: Flow) -> Interacting:
@@ -58,28 +56,28 @@ def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], 
     spread = {site.name for layer in layers for site in layer if site.weight is not None}
     known = {site.name for site in sites}
     owners: dict[str, None] = {}
+    crossing: dict[str, None] = {}
     seen: list[Site] = []
-    crossing: list[Site] = []
     likely: set[str] = set()
     for site in sites:
         owner = _writer(site, modules)
         mixes = site.name in spread
-        if not wants(owner) or not (mixes or _is_parameter(site) or _joins(site) or _crosses(site)):
+        if not wants(owner):
             continue
-        owners[owner] = None
-        if _joins(site) or _crosses(site):
-            likely.add(owner)
-        if mixes or _is_parameter(site) or _crosses(site):
-            seen.append(site)
         if _crosses(site):
-            crossing.append(site)
-    names = frozenset(site.name for site in crossing)
+            crossing[owner] = None
+        if _joins(site):
+            likely.add(owner)
+        if mixes or _is_parameter(site):
+            seen.append(site)
+        if mixes or _is_parameter(site) or _joins(site):
+            owners[owner] = None
     products = [(_writer(layer[1], modules), _holder(layer, modules)) for layer in layers]
     owners.update(dict.fromkeys(writer for writer, _ in products))
     joins = [(name, found) for name, found in flow.joined.items() if name in known and wants(found[0])]
     joined = dict.fromkeys(found for _, found in joins)
     into = ((name, _around(found[:2], modules)) for name, found in joins)  # what is joined is computed with the join
-    together = (*_together(crossing, modules), *_held(layers, modules), *into)
+    together = (*_held(layers, modules), *into)
     owners.update((writer, None) for writer, *_ in joined)
     likely.update(writer for writer, *_ in joined)
     dots = dict.fromkeys(site.owner for site in sites if site.name in flow.dots and wants(site.owner))
@@ -87,17 +85,12 @@ def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], 
     likely.update(dots)
     parts = [(part, owner) for writer, owner, *others in joined for part in (writer, *others)]
     inlined = tuple((writer, owner) for writer, owner in (*products, *parts) if writer != owner)
-    found = Interacting(frozenset(owners), tuple(seen), together, names, products=inlined)
+    found = Interacting(frozenset(owners), tuple(seen), together, tuple(crossing), products=inlined)
     mixing = mixing_sites(found, sites) | spread
     likely.update(_writer(site, modules) for site in seen if site.name in mixing)
     likely.update(writer for writer, _ in products)
     unwanted = frozenset(name for name in modules if not wants(name))
     return replace(found, likely=frozenset(likely), mixing=mixing, unwanted=unwanted)
-
-
-def reserved(interacting: Interacting) -> Reserved:
-    """The sites that no other mod may rewrite: matmuls of FM interactions, and products of cross layers."""
-    return Reserved(NAME, interacting.mixing, interacting.crossing)
 
 
 def _mixing_layers(
@@ -154,19 +147,6 @@ def _writer(site: Site, modules: Mapping[str, nn.Module]) -> str:
     if site.kind is not GemmKind.LINEAR or site.name not in modules:
         return site.owner
     return next((name for name in parents(site.name) if not isinstance(modules[name], _CONTAINERS)), "")
-
-
-def _together(sites: Iterable[Site], modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, str]]:
-    """For consecutive cross layers of one width and one kind of module, the smallest module that holds them."""
-
-    def kind(site: Site) -> tuple[object, ...]:
-        return type(modules[_writer(site, modules)]), site.n
-
-    for _, group in groupby(sites, kind):
-        layers = list(group)
-        owner = _around([_writer(site, modules) for site in layers], modules)
-        if len(layers) > 1:
-            yield from ((site.name, owner) for site in layers)
 
 
 def _around(names: Sequence[str], modules: Mapping[str, nn.Module]) -> str:

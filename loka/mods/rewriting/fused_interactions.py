@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from loka.graph.ir import WEIGHTED, ConcatNorm, Cross, DotInteraction, FmInteraction, ForwardIR, NearKind, Region
+from loka.graph.ir import WEIGHTED, ConcatNorm, DotInteraction, FmInteraction, ForwardIR, NearKind
 from loka.graph.patterns.concat_norm import concatenated_norm
 from loka.graph.patterns.fm_interaction import in_place_reason, without_sums
 from loka.graph.patterns.linear_chain import LinearChain
 from loka.graph.sites.site import Site
-from loka.kernels.fused.cross.cross_kernel import unsupported_reason as why_not_crossed
 from loka.kernels.fused.interaction.concat_norm import unsupported_reason as why_not_joined
 from loka.kernels.fused.interaction.dot import unsupported_reason as why_not_paired
 from loka.kernels.fused.interaction.fm import unsupported_reason as why_not_mixed
-from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, DotForm, FmForm, Form
+from loka.kernels.measurements.interaction_forms import ConcatNormForm, DotForm, FmForm, Form
 from loka.mods.rewriting.rewriting_tracer import writer_of
 
 
@@ -25,20 +24,11 @@ class Interacting:
     owners: frozenset[str] = frozenset()  # modules whose forward may contain one
     sites: tuple[Site, ...] = ()  # GEMMs that must be recognised as such in these forwards
     together: tuple[tuple[str, str], ...] = ()  # (site, the smallest module that holds all that belong together)
-    crossing: frozenset[str] = frozenset()  # names of sites whose products a cross layer may read
+    crossing: tuple[str, ...] = ()  # modules with cross layers, which have no kernels of their own
     mixing: frozenset[str] = frozenset()  # names of sites that may be multiplied by in a mixing layer
     products: tuple[tuple[str, str], ...] = ()  # (module of an interaction's product, the module that holds all of it)
     likely: frozenset[str] = frozenset()  # of `owners`, those where what is around the sites is as in an interaction
     unwanted: frozenset[str] = frozenset()  # modules that the mod was not asked for
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """Sites that a mod fuses into its own kernels, and that no other mod may rewrite; all by name."""
-
-    mod: str = ""  # its name in policies
-    sites: frozenset[str] = frozenset()  # their calls must not change
-    products: frozenset[str] = frozenset()  # their products are read directly: their N must not change
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +37,9 @@ class Fused:
 
     owner: str  # the module whose forward contains it
     what: str  # description: "a mixing layer of 64 embeddings of 128, rank 32, 32 weighted sums"
-    sites: tuple[str, ...] = ()  # sites fused with it
-    form: Form | None = None  # None if the chain of its GEMMs computes it
-    columns: int = 0  # of an embedding, or of a row
+    sites: tuple[str, ...]  # sites fused with it
+    form: Form
+    columns: int  # of an embedding, or of a row
     beside: str = ""  # a site that is called as often; "" if its forward has none
 
 
@@ -73,27 +63,23 @@ class ChosenInteractions:
 
     mixes: tuple[FmInteraction, ...] = ()
     joins: tuple[ConcatNorm, ...] = ()
-    crosses: tuple[Cross, ...] = ()
     dots: tuple[DotInteraction, ...] = ()
     regions: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def any(self) -> bool:
         """True if there is one."""
-        return bool(self.mixes or self.joins or self.crosses or self.dots)
-
-    def crosses_in(self, region: Region) -> bool:
-        """True if a region around a GEMM contains part of a cross layer, which is then computed separately."""
-        return any(region.first <= place <= region.last for cross in self.crosses for place in cross.places)
+        return bool(self.mixes or self.joins or self.dots)
 
 
 NAME = "fuse_interaction"
-NOTHING = (
-    "its forward has no mixing layer, join, cross layer or dot interaction in a form that a kernel takes (docs/mods.md)"
+NOTHING = "its forward has no mixing layer, join or dot interaction in a form that a kernel takes (docs/mods.md)"
+CROSS = (
+    "its cross layer has no kernel of its own: the chain of its GEMM computes it or, without one, the compiler "
+    "(docs/mods.md)"
 )
 FM_FUSED = ("transpose", "matmul", "matmul")  # the operations around a site of an FM interaction
 _KEEP = "in FP8, and kernels mix in the model's dtype: keep that site (compute: keep)"
-CROSSED = ("linear", "mul", "add")  # around the GEMM of a cross layer
 
 
 def choose_interactions(
@@ -106,7 +92,7 @@ def choose_interactions(
 ) -> ChosenInteractions:
     """The interactions in the forwards of these owners that kernels support.
 
-    `kept` names sites whose GEMMs stay in the model's dtype. A cross layer in one of the `chains` is computed there.
+    `kept` names sites whose GEMMs stay in the model's dtype. A join in one of the `chains` is computed there.
     These interactions are added to `found`, and the reasons for others. Products without a site in `unwanted` modules
     are in none: which sites there are says what else is wanted.
     """
@@ -117,23 +103,19 @@ def choose_interactions(
     places = {place for chain in chains for place in range(chain.first, chain.last + 1)}
     mixed = tuple(_mixes(forward, owners, kept, found, unwanted))
     joined = tuple(_joins(forward, owners, places, found))
-    crossed = tuple(_crosses(forward, owners, places, found))
     paired = tuple(_dots(forward, owners, found))
     mixes, joins = tuple(mix for mix, _ in mixed), tuple(join for join, _ in joined)
-    crosses = tuple(cross for cross, fused in crossed if fused.form is not None)
     found.fused += [_with_passing(fused, any(_adds(join, mix) for join in joins)) for mix, fused in mixed]
     found.fused += [fused for _, fused in joined]
-    found.fused += [_with_passing(fused, _is_read_later(cross, crosses)) for cross, fused in crossed]
     found.fused += [fused for _, fused in paired]
     done = {fused.owner for fused in found.fused}
     mixing = {fused.owner for _, fused in mixed}
-    fused_of = {NearKind.MIXING: mixing, NearKind.JOIN_OR_CROSS: done, NearKind.NORM: set(owners)}
+    fused_of = {NearKind.MIXING: mixing, NearKind.JOIN: done, NearKind.NORM: set(owners)}
     for near in forward.near:
         writer = writer_of(forward, near.place)
         found.refuse({writer} & set(owners) - fused_of[near.kind], near.missing)
     regions = [(site, FM_FUSED) for mix in mixes for site in sites_of(mix, forward)]
-    regions += [(site, CROSSED) for cross in crosses for site in _site_at(forward, cross.linear)]
-    return ChosenInteractions(mixes, joins, crosses, tuple(dot for dot, _ in paired), tuple(regions))
+    return ChosenInteractions(mixes, joins, tuple(dot for dot, _ in paired), tuple(regions))
 
 
 def sites_of(mix: FmInteraction, forward: ForwardIR) -> tuple[str, ...]:
@@ -143,17 +125,13 @@ def sites_of(mix: FmInteraction, forward: ForwardIR) -> tuple[str, ...]:
 
 def _with_passing(fused: Fused, passing: bool) -> Fused:
     """The same with `passing` set in its form."""
-    if isinstance(fused.form, FmForm | CrossForm):
+    if isinstance(fused.form, FmForm):
         return replace(fused, form=replace(fused.form, passing=passing))
     return fused
 
 
 def _adds(join: ConcatNorm, mix: FmInteraction) -> bool:
     return join.residual is not None and join.residual.text == mix.x
-
-
-def _is_read_later(cross: Cross, crosses: Sequence[Cross]) -> bool:
-    return any(other.factor == cross.factor and other.sum > cross.sum for other in crosses)
 
 
 def _mixes(
@@ -225,27 +203,6 @@ def _joins(
         vectors = norm.weight is not None, norm.bias is not None
         form = ConcatNormForm(join.rows, join.residual is not None, norm.kind, *vectors)
         yield join, Fused(owner, what, (), form, norm.width, _called_beside(forward, join.skipped[0]))
-
-
-def _crosses(
-    forward: ForwardIR, owners: Collection[str], places: Collection[int], found: FusedInteractions
-) -> Iterator[tuple[Cross, Fused]]:
-    for cross in forward.crosses:
-        owner = writer_of(forward, cross.sum)
-        if owner not in owners:
-            continue
-        reason = why_not_crossed(cross.width)
-        inside = any(place in places for place in cross.places)
-        if reason is not None and not inside:
-            found.refuse([owner], f"no kernel takes its cross layer: {reason}")
-            continue
-        where = ", in the chain of its GEMMs" if inside else ""
-        # A GEMM in a chain adds its bias there.
-        biased = cross.bias is not None and cross.linear not in places
-        form = None if inside else CrossForm(biased, cross.residual == cross.factor)
-        sites = _site_at(forward, cross.linear)
-        beside = sites[0] if sites else ""
-        yield cross, Fused(owner, f"a cross layer, {cross.width} wide{where}", sites, form, cross.width, beside)
 
 
 def _dots(

@@ -15,7 +15,7 @@ M, the batch, is not padded: the operators pad it where a GEMM contracts over it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -44,7 +44,6 @@ class Pad(SiteChange):
     k: int  # before
     n: int
     to: int  # elements: K and N become multiples of it
-    columns: bool = True  # pad N too; False if a kernel of another mod reads the product
 
     def rewritten(self, forward: ForwardIR) -> ForwardIR:
         """The forward with every call of the site padded. Raises LokaError where it does not call the site."""
@@ -59,21 +58,14 @@ class Pad(SiteChange):
     @property
     def padded(self) -> Size:
         """The sizes of the padded GEMM."""
-        n = -(-self.n // self.to) * self.to if self.columns else self.n
-        return Size(-(-self.k // self.to) * self.to, n)
+        return Size(*(-(-size // self.to) * self.to for size in (self.k, self.n)))
 
 
-def find(forward: ForwardIR, sites: Mapping[str, tuple[Size, int]], crossed: Collection[str] = ()) -> tuple[Pad, ...]:
-    """The sites of a forward whose K or N is not a multiple of the number in `sites`.
-
-    N of the `crossed` is not padded, as a cross layer reads their products.
-    """
+def find(forward: ForwardIR, sites: Mapping[str, tuple[Size, int]]) -> tuple[Pad, ...]:
+    """The sites of a forward whose K or N is not a multiple of the number in `sites`."""
     called = dict.fromkeys(step.call.site for step in forward.statements if step.call is not None)
-    pads = (
-        Pad(name, (name,), sites[name][0].k, sites[name][0].n, sites[name][1], name not in crossed)
-        for name in called
-        if name in sites
-    )
+    wanted = ((name, *sites[name]) for name in called if name in sites)
+    pads = (Pad(name, (name,), size.k, size.n, to) for name, size, to in wanted)
     return tuple(pad for pad in pads if pad.padded != Size(pad.k, pad.n))
 
 
@@ -98,8 +90,6 @@ class PadAlignmentMod:
             multiple = _multiple(model, site.name, to)
             if site.k % multiple == 0 and site.n % multiple == 0:
                 outcome.leave([site.name], ALIGNED)
-            elif site.k % multiple == 0 and site.name in model.reserved.products:
-                outcome.leave([site.name], _read_as_it_is(model.reserved.mod))
             else:
                 owners.setdefault(site.name if site.kind is GemmKind.LINEAR else site.owner, []).append(site.name)
         model.capture(list(owners))
@@ -111,14 +101,13 @@ class PadAlignmentMod:
                     for inner, size in sizes.items()
                     if inner not in mixed
                 }
-                products = {inner for inner in wanted if called[inner] in model.reserved.products}
-                pads = find(forward, wanted, products)
+                pads = find(forward, wanted)
                 outcome.leave([called[inner] for inner in sizes if inner in mixed], _MIXED)
                 for change in pads:
                     name = called[change.name]
                     site = padded_site(model.sites[name], change)
                     owned = OwnedChange(owner, change, linear=owner == name)
-                    outcome.take(owned, [name], site, _what(change, model.reserved.mod))
+                    outcome.take(owned, [name], site, _what(change))
         return outcome
 
     def proposal(self, model: UnplannedModel) -> str | None:
@@ -127,13 +116,6 @@ class PadAlignmentMod:
         if not odd:
             return None
         return f"{len(odd)} linear{'s' if len(odd) != 1 else ''} with K or N no multiple of {_TO}"
-
-
-def _read_as_it_is(mod: str) -> str:
-    return (
-        f"what multiplies its product may be a cross layer, which {mod} takes with N as it is; leave its owner "
-        "out of that mod's match instead"
-    )
 
 
 def _multiple(model: ModelInChange, name: str, to: int) -> int:
@@ -148,11 +130,10 @@ def _mixed(forward: ForwardIR) -> frozenset[str]:
     return frozenset(call.site for call in calls if call is not None)
 
 
-def _what(change: Pad, other: str) -> str:
-    """Description of the padding, and of the sizes left to another mod."""
+def _what(change: Pad) -> str:
+    """Description of the padding."""
     sizes = [("K", change.k, change.padded.k), ("N", change.n, change.padded.n)]
-    left = [] if change.columns or change.n % change.to == 0 else [f"N {change.n} left to {other}"]
-    return ", ".join([*(f"{name} {old} padded to {new}" for name, old, new in sizes if old != new), *left])
+    return ", ".join(f"{name} {old} padded to {new}" for name, old, new in sizes if old != new)
 
 
 def padded_site(site: Site, pad: Pad) -> Site:

@@ -67,7 +67,7 @@ def widen_residual_sums(forward: ForwardIR, dtype: str, wants: Callable[[str], b
     if not stream.sums:
         return NO_SUM
     statements = _Writer(forward, stream, dtype).written()
-    rewritten = replace(forward, statements=statements, regions=(), mixes=(), joins=(), crosses=(), dots=())
+    rewritten = replace(forward, statements=statements, regions=(), mixes=(), joins=(), dots=())
     return RewrittenOwner(rewritten, tuple(forward.statements[place].target for place in sorted(stream.sums)))
 
 

@@ -15,7 +15,7 @@ from loka.graph.sites.site import Site
 from loka.graph.sites.weights import find_weight
 from loka.graph.trace.tracer import Tracer
 from loka.mods.adaptation import RewriteResult, Unchanged
-from loka.mods.rewriting.fused_interactions import Reserved
+from loka.mods.rewriting.fused_interactions import NAME as FUSE_INTERACTION
 from loka.mods.rewriting.rewriting_tools import Size
 from loka.mods.rewriting.rewriting_tracer import JoinedSites, OwnedChange, RewritingTracer
 from loka.policy.policy import ModRule
@@ -31,7 +31,7 @@ class ModelInChange:
     """The model's sites while mods change them.
 
     `settings[i]` belongs to `sites[i]`; `siblings` are names of sites that seem to read one tensor
-    (`SiteMap.siblings`). `reserved` are sites that another mod needs unchanged.
+    (`SiteMap.siblings`). `reserved` are names of those that interactions take.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ModelInChange:
         settings: Sequence[SiteSettings],
         siblings: Sequence[tuple[str, ...]],
         tracer: Tracer,
-        reserved: Reserved,
+        reserved: frozenset[str],
     ) -> None:
         self.sites = {site.name: site for site in sites}
         self.settings = {site.name: wanted for site, wanted in zip(sites, settings, strict=True)}
@@ -104,9 +104,9 @@ class ModelInChange:
             return site.blocked
         if not (site.members or site.name in self.modules or site.name == site.weight):
             return _SEVERAL
-        if site.name in self.reserved.sites:
+        if site.name in self.reserved:
             return (
-                f"{self.reserved.mod} takes it into a kernel as it is written; leave its owner out of that mod's match "
+                f"{FUSE_INTERACTION} takes it into a kernel as it is written; leave its owner out of that mod's match "
                 "instead"
             )
         return None

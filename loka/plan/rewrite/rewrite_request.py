@@ -31,7 +31,7 @@ class RewriteRequest:
     fused: tuple[Site, ...] = ()  # to be fused with their neighbours
     kept: frozenset[str] = frozenset()  # names of sites whose GEMMs stay in the model's dtype
     chained: frozenset[str] = frozenset()  # names of sites in `fused` with the operands of a chain
-    crossed: tuple[Site, ...] = ()  # linears that cross layers may follow
+    mixing: tuple[Site, ...] = ()  # linears that mixing layers may multiply by
     together: tuple[tuple[str, str], ...] = ()  # for these: the module that holds all that belong together
     products: tuple[tuple[str, str], ...] = ()  # modules without such a site that are inlined there
     owners: frozenset[str] = frozenset()  # modules whose interactions are to be fused
@@ -46,7 +46,7 @@ class RewriteRequest:
     @property
     def sites(self) -> tuple[Site, ...]:
         """All sites, each once."""
-        return tuple({site.name: site for site in (*self.parameters, *self.fused, *self.crossed)}.values())
+        return tuple({site.name: site for site in (*self.parameters, *self.fused, *self.mixing)}.values())
 
     def only(self, names: Container[str]) -> RewriteRequest:
         """The part of the request that concerns some sites, with all owners."""
@@ -56,7 +56,7 @@ class RewriteRequest:
             fused=tuple(site for site in self.fused if site.name in names),
             kept=frozenset(name for name in self.kept if name in names),
             chained=frozenset(name for name in self.chained if name in names),
-            crossed=tuple(site for site in self.crossed if site.name in names),
+            mixing=tuple(site for site in self.mixing if site.name in names),
             together=tuple((name, owner) for name, owner in self.together if name in names),
             changed=frozenset(name for name in self.changed if name in names),
         )
@@ -72,8 +72,8 @@ class RewriteRequest:
 
     @property
     def around(self) -> Flow:
-        """The flow around the sites that are to be fused, and the linears of cross layers."""
-        return self.flow.around({name for site in (*self.fused, *self.crossed) for name in (site.name, *site.members)})
+        """The flow around the sites that are to be fused, and the linears of mixing layers."""
+        return self.flow.around({name for site in (*self.fused, *self.mixing) for name in (site.name, *site.members)})
 
     @property
     def needed(self) -> tuple[Site, ...]:
@@ -121,7 +121,7 @@ def rewrite_request_of(
         fused=tuple(fused),
         kept=frozenset(kept),
         chained=frozenset(chained),
-        crossed=tuple(site for site in interacting.sites if site.kind is GemmKind.LINEAR),
+        mixing=tuple(site for site in interacting.sites if site.kind is GemmKind.LINEAR),
         together=interacting.together,
         products=interacting.products,
         owners=interacting.owners,

@@ -207,7 +207,6 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, trace:
         and (region.site in worth_fusing if region.site in request.kept else region.site in fused)
     )
     chosen = choose_interactions(forward, request.owners, request.kept, chains, made.interactions, request.unwanted)
-    regions = tuple(region for region in regions if not chosen.crosses_in(region))
     fused_with = {region.site: ops for region in regions if len(ops := _taken_of(region, (*chains, *kept_chains))) > 1}
     made.regions.update(fused_with)
     made.regions.update((site, ops) for site, ops in chosen.regions if site not in made.regions)
@@ -221,7 +220,6 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, trace:
         near=(),
         mixes=chosen.mixes,
         joins=chosen.joins,
-        crosses=chosen.crosses,
         dots=chosen.dots,
     )
     written = _written(patterns, _replaced(patterns, chains, {site.name for site in request.needed}), trace)
@@ -262,7 +260,6 @@ def _replaced(forward: ForwardIR, chains: Sequence[LinearChain], sites: Containe
     places.update(place for chain in chains for place in range(chain.first, chain.last + 1) if len(chain.stages) > 1)
     places.update(place for mix in forward.mixes for place in (*mix.places, *mix.gemms))
     places.update(place for join in forward.joins for place in join.places)
-    places.update(place for cross in forward.crosses for place in (*cross.places, cross.linear))
     places.update(place for dot in forward.dots for place in dot.places)
     steps = enumerate(forward.statements)
     calls = ((place, step.call) for place, step in steps if step.op not in (PART, REASSOCIATED))

@@ -23,7 +23,7 @@ from loka.mods.adaptation import RewriteResult, Unchanged
 from loka.mods.modded_model import conflicts, idle_problems, named_problems, unmatched_problems
 from loka.mods.registry import INTERACTION_MOD, ModKind, names_of, site_mod
 from loka.mods.rewriting.fuse_interaction import interacting
-from loka.mods.rewriting.fused_interactions import NOTHING, FusedInteractions, Interacting, Reserved
+from loka.mods.rewriting.fused_interactions import CROSS, NOTHING, FusedInteractions, Interacting
 from loka.mods.rewriting.rewriting_tracer import RewritingTracer
 from loka.mods.rewriting.site_rewriting import ModelInChange
 from loka.plan.format import format_us
@@ -58,12 +58,12 @@ def with_site_mods(
     settings: Sequence[SiteSettings],
     siblings: Sequence[tuple[str, ...]],
     tracer: Tracer,
-    reserved: Reserved,
+    reserved: frozenset[str],
 ) -> ModdedSites:
     """Apply the mods of sites in some entries of `mods`; `settings[i]` belongs to `sites[i]`.
 
-    `siblings` are names of sites that seem to read one tensor (`SiteMap.siblings`), `reserved` those that another mod
-    needs unchanged. Owners are run and traced. Raises PolicyError with all problems of the entries.
+    `siblings` are names of sites that seem to read one tensor (`SiteMap.siblings`), `reserved` those that interactions
+    take. Owners are run and traced. Raises PolicyError with all problems of the entries.
     """
     order = names_of(ModKind.SITES)
     entries = [rule for rule in rules if rule.use in order]
@@ -121,8 +121,10 @@ def requested_interactions(
     return found
 
 
-def interaction_outcomes(rules: Sequence[ModRule], model: nn.Module, found: FusedInteractions) -> dict[str, ModOutcome]:
-    """The result of each entry, by its `source`.
+def interaction_outcomes(
+    rules: Sequence[ModRule], model: nn.Module, found: FusedInteractions, crossing: Sequence[str]
+) -> dict[str, ModOutcome]:
+    """The result of each entry, by its `source`. `crossing` are modules with cross layers, which it may be about.
 
     Raises PolicyError for entries without any fused interaction, and for modules that they name and that are not
     changed.
@@ -131,12 +133,14 @@ def interaction_outcomes(rules: Sequence[ModRule], model: nn.Module, found: Fuse
     problems: list[Problem] = []
     for rule in _entries(rules):
         fused = [each for each in found.fused if rule.wants(each.owner)]
-        left = tuple(Unchanged(owner, reason) for owner, reason in found.reasons.items() if rule.wants(owner))
+        crosses = [owner for owner in crossing if rule.wants(owner)]
+        reasons = {**dict.fromkeys(crosses, CROSS), **found.reasons}
+        left = tuple(Unchanged(owner, reason) for owner, reason in reasons.items() if rule.wants(owner))
         rewritten = tuple(RewriteResult(rule.use, each.owner, each.sites, "", each.what) for each in fused)
         outcomes[rule.source] = ModOutcome(rewritten, left)
         # Without a sign of an interaction, a module is no news unless the entry is about it.
         others = tuple(Unchanged(owner, reason) for owner, reason in found.untraced.items() if rule.wants(owner))
-        changed = {each.owner for each in fused}
+        changed = {*crosses, *(each.owner for each in fused)}
         if _where(rule) == FASTER:  # it may be faster nowhere
             rule = replace(rule, optional=True)
         problems += owner_problems(rule, changed, (*left, *others), model, NOTHING)

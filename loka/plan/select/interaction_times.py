@@ -9,12 +9,11 @@ from loka.devices.spec import DeviceSpec
 from loka.devices.targets import DEFAULT
 from loka.graph.sites.site import GemmKind, Site
 from loka.kernels.fused.interaction.interaction_specs import specs_of
-from loka.kernels.measurements.interaction_forms import CrossForm, DotForm, FmForm, Form, form_of, parts_of
-from loka.kernels.measurements.part_bounds import added_us
-from loka.kernels.measurements.parts import COMPILED, RENDERED, PartCosts, PartKind, TimeSource
+from loka.kernels.measurements.interaction_forms import DotForm, FmForm, Form, form_of, parts_of
+from loka.kernels.measurements.parts import COMPILED, RENDERED, PartCosts, PartKind
 from loka.mods.rewriting.fused_interactions import Fused
 from loka.plan.plan import InteractionPlan, Plan, SitePlan, StepTime
-from loka.plan.select.perf_model import Latency, PerfModel, call_time
+from loka.plan.select.perf_model import PerfModel, call_time
 
 
 def interaction_plans(
@@ -30,8 +29,6 @@ def interaction_plans(
     claimed: set[str] = set()
     found = []
     for each in fused:
-        if each.form is None:
-            continue
         products = (site for site in sites.values() if _multiplies(site, each, sites, batch_size))
         product = next((site for site in products if site.name not in claimed), None)
         fused_sites = each.sites + (() if product is None else (product.name,))
@@ -60,7 +57,7 @@ def interaction_plans(
 
 def without_fused_sites(plans: Sequence[SitePlan], interactions: Sequence[InteractionPlan]) -> tuple[SitePlan, ...]:
     """The plans, without times for sites fused into interactions, which are no separate GEMMs any more."""
-    fused_sites = {name for each in interactions for name in each.takes}
+    fused_sites = {name for each in interactions for name in each.sites}
     if not fused_sites:
         return tuple(plans)
     return tuple(replace(plan, timing=None) if plan.site.name in fused_sites else plan for plan in plans)
@@ -68,7 +65,7 @@ def without_fused_sites(plans: Sequence[SitePlan], interactions: Sequence[Intera
 
 def interaction_by_site(plan: Plan) -> Mapping[str, InteractionPlan]:
     """The interaction that a site is fused into, by the site's name."""
-    return {name: each for each in plan.interactions for name in each.takes}
+    return {name: each for each in plan.interactions for name in each.sites}
 
 
 def place_in_interaction(interaction: InteractionPlan) -> str:
@@ -93,7 +90,7 @@ def step_times(interactions: Sequence[InteractionPlan]) -> Iterator[tuple[Intera
 def _samples(fused: Fused, sites: Mapping[str, Site], batch_size: int) -> int:
     """Samples of one call, from the rows of one of its sites, if any. A concatenation norm follows the batch."""
     site = sites.get(fused.sites[0]) if fused.sites else None
-    if site is None or fused.form is None:
+    if site is None:
         return batch_size
     rows = site.rows.at(batch_size)
     return rows // fused.columns if isinstance(fused.form, FmForm) else rows  # x^T (B, d, n) times rank
@@ -122,8 +119,4 @@ def _time(form: Form, samples: int, columns: int, kernel: str, perf_model: PerfM
     forward, backward = perf_model.part(first), perf_model.part(second)
     if forward is None or backward is None:
         return None
-    if kernel == RENDERED and isinstance(form, CrossForm) and form.passing:
-        # Another linear and another cross layer read the sum: their gradients are added in a pass between LoKA's
-        # kernels, and by torch.compile within others (docs/results/LOG.md, "cross layers in kernels of their own").
-        backward += Latency(added_us(samples, columns, second.dtype, perf_model.device), 0.0, TimeSource.ESTIMATED)
     return call_time(forward, backward).rounded

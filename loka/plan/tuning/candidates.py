@@ -136,7 +136,7 @@ class Candidates:
     @property
     def _apart(self) -> tuple[SiteChoice, ...]:
         """Leaves alone the sites that interactions compute: in FP8 they would not be part of these."""
-        taken = tuple(name for each in self._standing.plan.interactions for name in each.takes)
+        taken = tuple(name for each in self._standing.plan.interactions for name in each.sites)
         return (SiteChoice(SitePrecision.OPEN, sites=taken),) if taken else ()
 
     def _switches(self) -> Iterator[tuple[Group, Choice, str]]:
@@ -165,7 +165,7 @@ class Candidates:
         wanted = dict(zip((site.name for site in self._examined.sites), self._examined.settings, strict=True))
         plans = {each.site.name: each for each in plan.called}
         chained = {name for chain in self._standing.chains for name in chain}
-        apart = {name for each in plan.interactions for name in each.takes}
+        apart = {name for each in plan.interactions for name in each.sites}
         alone = (name for name in plans if name not in chained | apart)
         units = [*self._standing.chains, *((name,) for name in alone)]
         alike: dict[tuple[object, ...], list[tuple[str, ...]]] = {}

@@ -96,7 +96,7 @@ class Explanation:
     fields: tuple[FieldHistory, ...]
     evidence: SiteEvidence | None  # None if the policy names no profile
     mods: tuple[Touch, ...]  # changes of mods at the site and next to it
-    inside: InteractionPlan | None  # the interaction that it is part of. A cross layer's GEMM stays separate
+    inside: InteractionPlan | None  # the interaction that it is part of
     bound_in: str  # "modules.LayersFmb0, with 3 modules alike"; "" if nothing of it is replaced
     untimed: str  # why it has no times although there are measurements
     region_ends: tuple[str, ...]  # the BatchNorm, dropout or activation at which its region ends, with the reason
@@ -173,7 +173,6 @@ class Explanation:
             else {
                 "what": inside.what,
                 "owner": inside.owner,
-                "takes": site.name in inside.takes,
                 "kernels": kernel_names(inside),
                 "chosen": inside.chosen,
                 "as_is": inside.as_is,

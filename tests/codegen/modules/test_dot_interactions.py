@@ -32,7 +32,7 @@ def test_products_of_all_pairs_are_one_kernel_each_way(package: Make, tmp_path: 
     policy = POLICY.format(module=name, compute="keep", mods="{use: fuse_interaction}")
     plan, files, generated = package(f"gen_{name}", policy)
     assert [each.what for each in plan.interactions] == [f"a dot interaction of {N} embeddings of {D}"]
-    assert plan.interactions[0].takes == ("#0",)
+    assert plan.interactions[0].sites == ("#0",)
     assert f'"""x (B, {N}, {D}) -> x @ x^T (B, {N}, {N})."""' in files["kernels.py"]
     assert "kernels.dlrm_dot_interaction(" in files["modules.py"]
     assert "transpose" not in files["modules.py"].partition("class ")[2]

@@ -57,15 +57,16 @@ def test_chains_in_fp8_take_the_neighbours_in_float64_too(workplace: Workplace) 
 
 @pytest.mark.slow
 def test_interactions_in_float64_are_left_with_the_reason(workplace: Workplace) -> None:
+    workplace.models.SIZES.update(kind="wukong", embeddings=16, dim=24, layers=2, rank=4)
     with pytest.raises(InputError) as raised:
-        workplace.make("dcnv2_float64", inputs="inputs_float64")
-    assert f"fuse_interaction can change nothing of what it matches: 'cross.0', 'cross.1', 'cross.2': {FLOAT64}" in str(
+        workplace.make("sized_float64", inputs="sized_inputs_float64")
+    assert f"fuse_interaction can change nothing of what it matches: 'layers.0', 'layers.1': {FLOAT64}" in str(
         raised.value
     )
     mods = "{use: fuse_interaction, optional: true}"
-    plan, _, package = workplace.make("dcnv2_float64", mods=mods, inputs="inputs_float64")
-    assert [(each.name, each.reason) for each in plan.mods[0].unchanged] == [(f"cross.{n}", FLOAT64) for n in range(3)]
-    model, (x,) = workplace.models.dcnv2_float64(), workplace.models.inputs_float64(16)
+    plan, _, package = workplace.make("sized_float64", mods=mods, inputs="sized_inputs_float64")
+    assert [(each.name, each.reason) for each in plan.mods[0].unchanged] == [(f"layers.{n}", FLOAT64) for n in range(2)]
+    model, (x,) = workplace.models.sized_float64(), workplace.models.sized_inputs_float64(16)
     expected = model(x)
     with package.apply(model):
         assert torch.equal(model(x), expected)

@@ -14,6 +14,7 @@ from loka.graph.expression import PRODUCT, Ref
 from loka.graph.ir import ForwardIR
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
+from tests.support.cross_layers import cross_layers
 
 FIELDS, DIM, LOW = 4, 6, 5
 
@@ -88,7 +89,7 @@ def test_gemms_are_linears_of_rows_and_the_forward_computes_the_same(kind: type[
     assert [(step.op, step.call and isinstance(step.call.x, Ref), step.call and step.call.out) for step in linears] == [
         ("linear", True, PRODUCT)
     ] * 2
-    assert len(forward.crosses) == KINDS[kind]
+    assert cross_layers(forward) == KINDS[kind]
     x = torch.randn(6, FIELDS, DIM, requires_grad=True)
     parameters = [x, module.down, module.up]
     right, got = module(x), with_forward(copy.copy(module), forward)(x)

@@ -13,6 +13,7 @@ from loka.graph.expression import PRODUCT, Ref
 from loka.graph.ir import ForwardIR
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
+from tests.support.cross_layers import cross_layers
 
 WIDTH, LOW = 12, 5
 
@@ -95,7 +96,7 @@ def test_gemms_are_linears_of_rows_and_the_forward_computes_the_same(kind: type[
     assert [(step.op, step.call and isinstance(step.call.x, Ref), step.call and step.call.out) for step in linears] == [
         ("linear", True, PRODUCT)
     ] * 2
-    assert len(forward.crosses) == crosses
+    assert cross_layers(forward) == crosses
     x = torch.randn(6, WIDTH, requires_grad=True)
     parameters = [x, module.down, module.up]
     right, got = module(x), with_forward(copy.copy(module), forward)(x)

@@ -13,6 +13,7 @@ from loka.graph.expression import PRODUCT
 from loka.graph.ir import ForwardIR
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
+from tests.support.cross_layers import cross_layers
 
 WIDTH, LOW = 6, 4
 
@@ -78,7 +79,7 @@ def test_gemms_are_linears_of_rows_and_the_forward_computes_the_same(kind: type[
     assert [(step.op, step.call and step.call.out) for step in linears] == [("linear", PRODUCT)] * 2
     assert linears[0].operands[0].text == "x"
     assert not any(step.op in ("unsqueeze", "expand") for step in forward.statements[:1])
-    assert len(forward.crosses) == KINDS[kind]
+    assert cross_layers(forward) == KINDS[kind]
     x = torch.randn(7, WIDTH, requires_grad=True)
     wanted = [x, module.down, module.up]
     right, got = module(x), with_forward(copy.copy(module), forward)(x)

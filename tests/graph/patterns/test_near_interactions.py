@@ -36,19 +36,6 @@ class ReadTwice(Body):
         return out
 
 
-class BroadcastCross(Body):
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x[:, 0]) * x[:, 0, :1] + x[:, 0]
-        return out
-
-
-class CrossReadTwice(Body):
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(x)
-        out: Tensor = y * x + x - y
-        return out
-
-
 class MixReadTwice(Body):
     def forward(self, x: Tensor) -> Tensor:
         y = x.transpose(1, 2) @ self.rank
@@ -146,8 +133,6 @@ class Plain(Body):
         (Body, "the sum before its norm has 2 dimensions, not 3 (samples, rows, columns)"),
         (AlongColumns, "it concatenates along dimension 2 before its norm, and rows (dimension 1) are what is joined"),
         (ReadTwice, "the concatenation before its norm is read by something else as well"),
-        (BroadcastCross, "the product or the sum of its cross layer is broadcast"),
-        (CrossReadTwice, "the product of its cross layer is read by something else as well"),
         (MixReadTwice, "x^T @ rank of its mixing layer is read by something else as well"),
         (SquareReadTwice, "x @ x^T of its mixing layer is read by something else as well"),
         (

@@ -15,7 +15,6 @@ pytest.importorskip("triton", reason="Triton interprets kernels; this platform h
 LEAST_COMPARED = {  # results, at least
     "aligned": 30,
     "batch_norm": 40,
-    "cross": 10,
     "interaction": 45,
     "product": 100,
     "quantized": 300,

@@ -20,7 +20,6 @@ from loka.mods.adaptation import Adaptation
 from loka.numerics.enums import Gemm
 from loka.plan.plan import BindingKind, ModPlan, Plan, PlannedBinding
 from loka.plan.planner import make_plan
-from loka.zoo.dlrm import DCNSizes, DCNv2
 from loka.zoo.wukong import Wukong, WukongSizes
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen import codegen_plans as plans
@@ -32,7 +31,7 @@ _TABLE = ((16, "torch.scaled_mm"), (48, "fbgemm.rowwise"))
 _POLICY = """
 version: 1
 name: interactions
-model: {factory: "tests.support.codegen.golden_plans:both", inputs: "tests.support.codegen.golden_plans:embeddings",
+model: {factory: "tests.support.codegen.golden_plans:wukong", inputs: "tests.support.codegen.golden_plans:embeddings",
   batch_size: 32}
 target: reference
 defaults: {compute: keep}
@@ -110,23 +109,10 @@ def towers() -> Plan:
     return replace(chains.chain_plan(Towers(), recipe), name="chains")
 
 
-class Both(nn.Module):
-    """An FM interaction with its concatenated norm, and cross layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wukong = Wukong(WukongSizes(embeddings=6, dim=16, layers=1, rank=4, hidden=32))
-        self.dcn = DCNv2(DCNSizes(embeddings=6, dim=16, layers=2, rank=8, over=(24,)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.wukong(x) + self.dcn(x)
-        return out
-
-
-def both() -> nn.Module:
+def wukong() -> nn.Module:
     """The factory of the policy below."""
     torch.manual_seed(0)
-    return Both()
+    return Wukong(WukongSizes(embeddings=6, dim=16, layers=1, rank=4, hidden=32))
 
 
 def embeddings(batch: int) -> tuple[Tensor]:
@@ -135,7 +121,7 @@ def embeddings(batch: int) -> tuple[Tensor]:
 
 
 def interactions() -> Plan:
-    """FM interactions, norms of what is concatenated and cross layers, as a policy asks for them."""
+    """FM interactions and norms of what is concatenated, as a policy asks for them."""
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         Path("interactions.yaml").write_text(_POLICY)
         return make_plan("interactions.yaml")

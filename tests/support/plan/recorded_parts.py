@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loka.bench.record.grid import kinds
-from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, FmForm, Form
+from loka.kernels.measurements.interaction_forms import ConcatNormForm, FmForm, Form
 from loka.kernels.measurements.parts import Part, PartKind
 
 WIDTH = 256
@@ -27,7 +27,4 @@ FORMS: tuple[tuple[Form, int], ...] = (
     (ConcatNormForm((6, 10), True, "layer_norm", True, True), 32),
     (ConcatNormForm((5, 3, 1), False, "rms_norm", False, False), 24),
     (ConcatNormForm((7,), True, "rms_norm", True, True), 24),
-    (CrossForm(True, True, True), 48),
-    (CrossForm(True, False), 48),
-    (CrossForm(False, False, True), 48),
 )

@@ -60,7 +60,7 @@ def site_plan(
 
 
 def interaction(
-    owner: str, us: float = 5.0, as_is_us: float | None = 50.0, takes: tuple[str, ...] = ()
+    owner: str, us: float = 5.0, as_is_us: float | None = 50.0, sites: tuple[str, ...] = ()
 ) -> InteractionPlan:
     """A mixing layer with its own kernels."""
     return InteractionPlan(
@@ -71,7 +71,7 @@ def interaction(
         samples=64,
         columns=32,
         calls=1,
-        sites=takes,
+        sites=sites,
         chosen=_step(us, TimeSource.MEASURED),
         as_is=_step(as_is_us, TimeSource.MEASURED) if as_is_us is not None else None,
     )

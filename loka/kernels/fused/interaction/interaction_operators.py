@@ -1,4 +1,4 @@
-"""The host's side of interactions: FM and dot interactions, concat norms, gradients of cross layers."""
+"""The host's side of interactions: FM and dot interactions, concat norms."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from loka.kernels.fused import checks, operators
-from loka.kernels.fused.cross.cross_kernel import CrossBackward, CrossConfiguration
-from loka.kernels.fused.cross.cross_reference import cross_backward
 from loka.kernels.fused.interaction import dot_reference, fm_reference
 from loka.kernels.fused.interaction.concat_norm import (
     LARGEST_PARTS,
@@ -156,45 +154,6 @@ class ConcatNormOperator(SpecOperator):
         dx = backward.x.reshape(grad.shape).to(self._widest(parts[0], given.get("residual")))
         found = {"dx": dx, "dweight": backward.weight, "dbias": backward.bias}
         return tuple(found[name] for name in spec.results) if len(spec.results) > 1 else dx
-
-
-@dataclass(frozen=True)
-class CrossOperator(SpecOperator):
-    """`CrossBackward`."""
-
-    spec: CrossBackward
-    how: CrossConfiguration
-    kernel = "cross_backward"
-
-    def _programs(self, product: Tensor) -> int:
-        return operators.programs_for(product.shape[0], product.device, self.how.rows, self.how.programs)
-
-    def outputs(self, *arguments: Tensor) -> tuple[Tensor, ...]:
-        width = self.spec.width
-        for name, tensor in zip(self.spec.parameters, arguments, strict=True):
-            if name != "bias":
-                checks.check_rows(tensor, width)
-        _, product, factor, *_ = arguments
-        m = product.shape[0]
-        made = (product.new_empty((m, width)), factor.new_empty((m, width)))
-        sums = (self._programs(product), width)
-        return (*made, product.new_empty(sums, dtype=torch.float32)) if self.spec.bias else made
-
-    def launch(self, kernels: Any, results: Sequence[Tensor], arguments: Sequence[Tensor], launch: Launch) -> None:
-        tensors = [tensor.contiguous() for tensor in arguments]
-        given: dict[str, Any] = dict(
-            zip((*self.spec.parameters, *self.spec.results), (*tensors, *results), strict=True)
-        )
-        given |= {"m": tensors[0].shape[0], "WIDTH": self.spec.width, "COLUMNS": self.how.columns}
-        given |= {"ROWS": self.how.rows, "ITSELF": self.spec.itself}
-        grid = (self._programs(given["product"]), -(-self.spec.width // self.how.columns))
-        launch_by_name(launch, kernels.cross_backward, grid, given, self.how.warps)
-
-    def reference(self, *arguments: Tensor) -> tuple[Tensor, ...]:
-        given = dict(zip(self.spec.parameters, arguments, strict=True))
-        found = cross_backward(**given, itself=self.spec.itself)
-        made = (found.product.to(given["product"].dtype), found.factor.to(given["factor"].dtype))
-        return (*made, found.bias) if self.spec.bias else made
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from loka.kernels.fused.cross.cross_kernel import CrossBackward, cross_forward
 from loka.kernels.fused.interaction.concat_norm import ConcatNormBackward, ConcatNormForward, backward_of
 from loka.kernels.fused.interaction.dot import DotSpec
 from loka.kernels.fused.interaction.fm import FmBackward, FmForward, FmSizes
-from loka.kernels.fused.norm.norm_spec import NormForward
-from loka.kernels.measurements.interaction_forms import ConcatNormForm, CrossForm, DotForm, FmForm, Form
+from loka.kernels.measurements.interaction_forms import ConcatNormForm, DotForm, FmForm, Form
 
-Forward = FmForward | ConcatNormForward | NormForward | DotSpec
-Backward = FmBackward | ConcatNormBackward | CrossBackward | DotSpec
+Forward = FmForward | ConcatNormForward | DotSpec
+Backward = FmBackward | ConcatNormBackward | DotSpec
 
 EPS = 1e-5  # of a norm over concatenated rows; the value does not change its time
 
@@ -24,12 +22,10 @@ def specs_of(form: Form, columns: int) -> tuple[Forward, Backward]:
         case ConcatNormForm():
             forward = ConcatNormForward(columns, len(form.rows), form.residual, form.norm, form.weight, form.bias, EPS)
             return forward, backward_of(forward)
-        case CrossForm():
-            return cross_forward(columns, form.bias), CrossBackward(columns, form.bias, form.itself, form.passing)
         case DotForm():
             return DotSpec(form.embeddings, columns), DotSpec(form.embeddings, columns, backward=True)
 
 
 def sums_of(backward: Backward) -> int:
     """Number of results that are partial sums, the last ones, which `Reduce` adds up."""
-    return len(backward.results) - (2 if isinstance(backward, CrossBackward) else 1)
+    return len(backward.results) - 1

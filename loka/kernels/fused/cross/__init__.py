@@ -1,1 +1,0 @@
-"""Gradients of a cross layer (DCNv2) in one kernel."""
