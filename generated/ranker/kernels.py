@@ -27,7 +27,7 @@ from loka.kernels.chain_values import Chain, Launch, ScaledGemm, Stage, StageGem
 
 from . import fused
 
-STAMP = "994605ae90056be2d4fa28530ef03642ccdced5dee532472d7b6435e86d5ed1d"
+STAMP = "2434b68c506c003c3076a070679604a606b67a4486f4c62055450c66221b1703"
 
 
 def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:

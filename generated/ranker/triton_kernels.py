@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "994605ae90056be2d4fa28530ef03642ccdced5dee532472d7b6435e86d5ed1d"
+STAMP = "2434b68c506c003c3076a070679604a606b67a4486f4c62055450c66221b1703"
 
 
 @triton.jit
