@@ -36,8 +36,9 @@ from loka.bench.record.producer_parts import SAMPLED, with_sums
 from loka.bench.timing import SEED
 from loka.errors import InputError
 from loka.kernels.fused.interaction import interaction_specs
+from loka.kernels.fused.interaction.concat_norm import ConcatNormBackward
 from loka.kernels.fused.interaction.dot import DotSpec
-from loka.kernels.fused.interaction.fm import FmBackward, FmForward
+from loka.kernels.fused.interaction.fm import FmForward
 from loka.kernels.fused.interaction.interaction_specs import EPS
 from loka.kernels.fused.matrix_kernels import Reduce
 from loka.kernels.fused.rendering import AnySpec
@@ -108,7 +109,7 @@ def specs_of(part: Part) -> tuple[AnySpec, ...]:
     forward, backward = interaction_specs.specs_of(form_of(part.work, part.around), part.columns)
     if part.work not in BACKWARDS:
         return (forward,)
-    sums = interaction_specs.sums_of(backward)
+    sums = len(backward.results) - 1
     return (backward, Reduce(sums)) if sums else (backward,)
 
 
@@ -255,7 +256,7 @@ def _given(part: Part, made: Interaction) -> dict[str, Tensor]:
 def _by_input(spec: AnySpec, found: Any) -> dict[str, Tensor]:
     """A backward kernel's results by the names of the inputs."""
     named = zip(spec.results, results_of(found), strict=True)
-    joined = not isinstance(spec, FmBackward | DotSpec)  # dx of a concat norm is the gradient of all parts
+    joined = isinstance(spec, ConcatNormBackward)  # whose dx is the gradient of all parts
     return {"joined" if name == "dx" and joined else name.removeprefix("d"): value for name, value in named}
 
 

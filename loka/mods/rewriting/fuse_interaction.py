@@ -61,17 +61,16 @@ def interacting(sites: Sequence[Site], model: nn.Module, wants: Callable[[str], 
     likely: set[str] = set()
     for site in sites:
         owner = _writer(site, modules)
-        mixes = site.name in spread
         if not wants(owner):
             continue
         if _crosses(site):
             crossing[owner] = None
-        if _joins(site):
-            likely.add(owner)
-        if mixes or _is_parameter(site):
-            seen.append(site)
-        if mixes or _is_parameter(site) or _joins(site):
+        if site.name in spread or _is_parameter(site):
             owners[owner] = None
+            seen.append(site)
+        if _joins(site):
+            owners[owner] = None
+            likely.add(owner)
     products = [(_writer(layer[1], modules), _holder(layer, modules)) for layer in layers]
     owners.update(dict.fromkeys(writer for writer, _ in products))
     joins = [(name, found) for name, found in flow.joined.items() if name in known and wants(found[0])]

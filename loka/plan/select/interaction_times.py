@@ -88,12 +88,9 @@ def step_times(interactions: Sequence[InteractionPlan]) -> Iterator[tuple[Intera
 
 
 def _samples(fused: Fused, sites: Mapping[str, Site], batch_size: int) -> int:
-    """Samples of one call, from the rows of one of its sites, if any. A concatenation norm follows the batch."""
+    """Samples of one call, from the rows of x^T (B, d, n) times rank, if it is a site. Others follow the batch."""
     site = sites.get(fused.sites[0]) if fused.sites else None
-    if site is None:
-        return batch_size
-    rows = site.rows.at(batch_size)
-    return rows // fused.columns if isinstance(fused.form, FmForm) else rows  # x^T (B, d, n) times rank
+    return batch_size if site is None else site.rows.at(batch_size) // fused.columns
 
 
 def _multiplies(site: Site, fused: Fused, sites: Mapping[str, Site], batch_size: int) -> bool:

@@ -24,8 +24,3 @@ def specs_of(form: Form, columns: int) -> tuple[Forward, Backward]:
             return forward, backward_of(forward)
         case DotForm():
             return DotSpec(form.embeddings, columns), DotSpec(form.embeddings, columns, backward=True)
-
-
-def sums_of(backward: Backward) -> int:
-    """Number of results that are partial sums, the last ones, which `Reduce` adds up."""
-    return len(backward.results) - 1
