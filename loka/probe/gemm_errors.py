@@ -62,15 +62,14 @@ class GemmErrors(TorchFunctionMode):
     ) -> Any:
         """Run a torch function, and add the error of its rounding to a site's product."""
         named = dict(kwargs or {})
-        product = self._site_calls.product(func, args, named)
+        products = self._site_calls.products(func, args, named)
         out = func(*args, **named)
-        if product is None or not product.x.is_floating_point():
-            return out
-        live = self._site_calls.choose(product, sys._getframe(1))
-        roundings = self._roundings.get(live.site.name) if live is not None else None
-        if live is None or not roundings:
-            return out
-        return self._with_error(live.site.name, product, roundings, out)
+        for product in products:
+            live = self._site_calls.choose(product, sys._getframe(1)) if product.x.is_floating_point() else None
+            roundings = self._roundings.get(live.site.name) if live is not None else None
+            if live is not None and roundings:
+                out = self._with_error(live.site.name, product, roundings, out)
+        return out
 
     def _with_error(self, site: str, product: OperandProduct, roundings: SiteRoundings, out: Tensor) -> Tensor:
         x = product.x.reshape(-1, product.k)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from loka.codegen.chains.chain_calls import PlannedChain, chain_arguments, or_frozen, planned_chains, site_call
@@ -83,6 +83,9 @@ class ForwardBody:
         self.lines = own_forward_lines(forward.guards, self.arguments, INDENT)
         for guard in forward.guards:
             self.imports |= statement_text.globals_of(guard)
+        for parameter in _sliced(forward, [name for name, _ in binding.shapes]):
+            # The gradients of the slices are stacked; of indices, each would fill a tensor of the Parameter's size.
+            self.lines.append(" " * INDENT + f"{self._scope.unbind(parameter)} = {parameter}.unbind()")
         self._note = ""
         self._returned = False  # the last statement's value, without a name of its own
         self._write()
@@ -328,6 +331,15 @@ class ForwardBody:
         if notes and notes != self._note:
             self.lines += (" " * INDENT + "# " + line for line in wrapped(f"from {notes}", 10).split("\n"))
         self._note = notes
+
+
+def _sliced(forward: ForwardIR, parameters: Sequence[str]) -> Iterator[str]:
+    """The expressions of Parameters of which a forward reads several slices along the first dimension."""
+    texts = {ref.text for step in forward.statements for ref in step.operands if ref.kind is RefKind.ATTRIBUTE}
+    for name in parameters:
+        expression = "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in name.split("."))
+        if len({found for text in texts if (found := statement_text.slice_of(text, expression)) is not None}) > 1:
+            yield expression
 
 
 def _site_indices(forward: ForwardIR, sites: Sequence[str]) -> dict[int, int]:

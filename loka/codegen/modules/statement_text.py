@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from loka.templating.wrap import WIDTH
 # Names a printed statement may read besides its operands: modules, `dispatch` and builtins.
 _GLOBALS = frozenset({"torch", "math", "operator"})
 _DISPATCH = "dispatch"
+_INDEX = re.compile(r"\[(\d+)\]")
 _BUILTINS = frozenset(
     {"abs", "bool", "complex", "float", "getattr", "int", "len", "max", "min", "slice", "tuple"}
     | {"callable", "dict", "hasattr", "isinstance", "list", "str", "type"}
@@ -29,6 +31,12 @@ class NameScope:
         arguments = tuple(arguments)
         self.names = Names(arguments)
         self.local: dict[str, str] = {name: name for name in arguments}
+        self._unbound: dict[str, str] = {}  # expression of a Parameter -> name of the tuple of its slices
+
+    def unbind(self, parameter: str) -> str:
+        """The name of a Parameter's slices along its first dimension, through which they are read from now on."""
+        self._unbound[parameter] = self.names.unique(variable_name(parameter, "slices"))
+        return self._unbound[parameter]
 
     def define(self, target: str) -> str:
         """The generated name of a target: its own if it is a plain variable and free."""
@@ -39,7 +47,10 @@ class NameScope:
 
     def text(self, ref: Ref) -> str:
         """The text of a name in an expression. Raises LokaError for a local that is not defined yet."""
-        return self.read(ref.text) if ref.kind is RefKind.LOCAL else ref.text
+        if ref.kind is RefKind.LOCAL:
+            return self.read(ref.text)
+        of = next((each for each in self._unbound if slice_of(ref.text, each) is not None), None)
+        return ref.text if of is None else self._unbound[of] + ref.text.removeprefix(of)
 
     def read(self, name: str) -> str:
         """The generated name of a local. Raises LokaError if it is not defined yet."""
@@ -48,6 +59,12 @@ class NameScope:
                 f"a traced forward reads {name!r} before it is set. This is a fault in LoKA: please report it."
             )
         return self.local[name]
+
+
+def slice_of(text: str, parameter: str) -> int | None:
+    """The index of the slice of a Parameter that an expression begins with: 2 of "self.w[2].t()"; None for others."""
+    found = _INDEX.match(text.removeprefix(parameter)) if text.startswith(parameter) else None
+    return None if found is None else int(found[1])
 
 
 def used_later(statements: Sequence[Statement], result: Arg) -> set[str]:

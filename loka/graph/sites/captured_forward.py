@@ -23,6 +23,7 @@ from loka.graph.capture.arguments import bound_arguments
 from loka.graph.capture.captured import CannotCaptureError, Captured
 from loka.graph.capture.dynamo import capture
 from loka.graph.capture.sources import Source
+from loka.graph.sites.groups import taken_apart
 from loka.graph.sites.op_names import op_name
 from loka.graph.sites.products.catalogue import has_place
 from loka.graph.sites.sizes import Sizes, Symbols
@@ -146,7 +147,9 @@ def captured_forward(
         raise CannotCaptureError("it computes nothing until what it returns is run")
     args, kwargs, marked = _example(calls, example, fakes)
     with torch.set_grad_enabled(calls[0].gradients):
-        read = capture(module, args, kwargs, leaves=leaves, observed=leaves, symbolic=False, hooks=True)
+        read = taken_apart(
+            capture(module, args, kwargs, leaves=leaves, observed=leaves, symbolic=False, hooks=True), module
+        )
     found = (_FIXED.fullmatch(condition.text) for condition in read.conditions)
     fixed = [each[0] for each in found if each is not None and int(each[1]) in marked]
     if fixed:

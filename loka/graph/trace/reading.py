@@ -23,6 +23,7 @@ from loka.graph.capture.dynamo import capture
 from loka.graph.capture.leaves import observed_results
 from loka.graph.fingerprint import called_children
 from loka.graph.ir import CannotTraceError
+from loka.graph.sites.groups import taken_apart
 from loka.graph.trace.alignment import aligned, operations, place_of_difference
 from loka.graph.trace.conditions import Conditions, dotted
 from loka.graph.trace.examples import ExampleCall, copy_tree
@@ -50,14 +51,18 @@ class Reading:
     floats: Mapping[str, bool]  # float attributes that it reads, by path; True for those that are in conditions
     mode_dependent: tuple[str, ...]  # paths of modules whose mode is read, and of called children that may read theirs
     conditions: tuple[str, ...]  # on the arguments and attributes, as Python, under which these are the operations
+    apart: bool = False  # products with several of the sites are taken apart, so that sums may round otherwise
 
 
-def read_forward(module: nn.Module, expand: Collection[str], calls: Sequence[ExampleCall]) -> Reading:
+def read_forward(
+    module: nn.Module, expand: Collection[str], calls: Sequence[ExampleCall], sites: Collection[str] = ()
+) -> Reading:
     """The operations of a module's forward, and of its children in `expand` (relative names).
 
-    The module is left as it was. Raises CannotTraceError with the reason, and the user's line where there is one.
+    Products with a Parameter that holds several of the `sites` (relative names) are taken apart. The module is left as
+    it was. Raises CannotTraceError with the reason, and the user's line where there is one.
     """
-    return _Reader(module, expand, calls).reading()
+    return _Reader(module, expand, calls, sites).reading()
 
 
 def other_situation(module: nn.Module, expand: Collection[str], calls: Sequence[ExampleCall]) -> str | None:
@@ -71,11 +76,14 @@ def other_situation(module: nn.Module, expand: Collection[str], calls: Sequence[
 class _Reader:
     """Captures one module, and finds what is read of it."""
 
-    def __init__(self, module: nn.Module, expand: Collection[str], calls: Sequence[ExampleCall]) -> None:
-        self._module, self._calls, self._first = module, calls, calls[0]
+    def __init__(
+        self, module: nn.Module, expand: Collection[str], calls: Sequence[ExampleCall], sites: Collection[str] = ()
+    ) -> None:
+        self._module, self._calls, self._first, self._sites = module, calls, calls[0], sites
         self._paths = OwnerPaths(module, expand)
         self._conditions = Conditions(module, calls)
         self._observed: dict[str, tuple[Any, Any]] = {}
+        self._apart = False
         self._leaves = tuple(called_children(module, self._paths.inside - {""}))
 
     def reading(self) -> Reading:
@@ -96,7 +104,8 @@ class _Reader:
         self._conditions.check_calls(conditions)
         floats_read = self._conditions.float_paths(first, merged.live)
         mode_dependent = (*self._flags(first), *self._mode_dependent_children(first))
-        return Reading(tuple(merged.ops), self._called(first), floats_read, mode_dependent, conditions)
+        called = self._called(first)
+        return Reading(tuple(merged.ops), called, floats_read, mode_dependent, conditions, self._apart)
 
     def first_seen(self) -> Seen:
         """The capture in training, with gradients."""
@@ -180,7 +189,10 @@ class _Reader:
                 raise cannot from error
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
-        return capture(self._module, args, kwargs, leaves=self._leaves, observed=self._observed, result=True)
+        read = capture(self._module, args, kwargs, leaves=self._leaves, observed=self._observed, result=True)
+        apart = taken_apart(read, self._module, lambda path: any(each.startswith(f"{path}.") for each in self._sites))
+        self._apart |= apart is not read
+        return apart
 
     def _observe(self) -> None:
         """Runs the module at two batches, and keeps what its leaves return."""

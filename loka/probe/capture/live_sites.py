@@ -24,7 +24,7 @@ from loka.model.callables import is_library_file
 from loka.mods.adapt import AdaptError, is_adapted
 from loka.mods.adaptation import Adaptation
 from loka.mods.structure import unwrapped
-from loka.probe.capture.operand_views import OperandProduct, find_product
+from loka.probe.capture.operand_views import OperandProduct, find_product, products_of_groups
 
 PROBED = frozenset((GemmKind.LINEAR, GemmKind.FUNCTIONAL_LINEAR, GemmKind.MATMUL, GemmKind.ADDMM, GemmKind.EINSUM))
 
@@ -283,11 +283,12 @@ class SiteCalls:
             hook.remove()
         self._hooks.clear()
 
-    def product(
+    def products(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> OperandProduct | None:
-        """The product of an input and a site's Parameter in a call; None for any other call."""
-        return find_product(function, args, kwargs, self._is_weight)
+    ) -> list[OperandProduct]:
+        """The products of an input and a site's Parameter in a call; several where it holds a matrix for each group."""
+        found = find_product(function, args, kwargs, self._is_weight)
+        return products_of_groups(function, args, kwargs, self._is_weight) if found is None else [found]
 
     def sharing(self, product: OperandProduct) -> list[LiveSite]:
         """The sites of a product's Parameter."""

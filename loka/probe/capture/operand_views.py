@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from loka.graph.sites.groups import group_equation
 from loka.graph.sites.products.einsum import matrix_letters, split_equation
 
 IsWeight = Callable[[Any], bool]  # True if an argument is a site's Parameter or its transpose
@@ -48,6 +49,40 @@ def find_product(
     """The product of an input and a site's Parameter in a call; None for any other call."""
     parse = _PARSERS.get(function)
     return None if parse is None else parse(args, kwargs, is_weight)
+
+
+def products_of_groups(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: IsWeight
+) -> list[OperandProduct]:
+    """The products of a call with a Parameter that holds a site's matrix for each group; [] for any other call.
+
+    They are those of `loka.graph.sites.groups`.
+    """
+    if kwargs or (function is not torch.einsum and function not in _BATCHED):
+        return []
+    equation, operands = (args[0], args[1:]) if function is torch.einsum else ("", args)
+    if len(operands) == 1 and isinstance(operands[0], tuple | list):
+        operands = tuple(operands[0])
+    which = [isinstance(each, Tensor) and each.dim() == 3 and is_weight(each[0]) for each in operands]
+    if len(which) != 2 or sum(which) != 1 or (which[0] and not equation):
+        return []
+    first, rank = which[0], operands[which[0]].dim()
+    found = group_equation(equation, rank, first) if equation else (max(rank - 3, 0), "")
+    if found is None:
+        return []
+    (dim, one), weight, x = found, operands[not first], operands[first]
+    made = []
+    for group, matrix in enumerate(weight.unbind()):
+        part = x if rank == 2 else x.select(dim, group)
+        pair = (matrix, part) if first else (part, matrix)
+        product = _einsum((one, *pair), {}, is_weight) if one else _between(*pair, is_weight)
+        if product is not None:
+            made.append(replace(product, gradient=partial(_of_group, product.gradient, dim, group)))
+    return made
+
+
+def _of_group(view: View, dim: int, group: int, grad: Tensor) -> Tensor:
+    return view(grad.select(dim, group))
 
 
 def rows_of(x: Tensor) -> int:
@@ -231,6 +266,11 @@ _PARSERS: dict[Callable[..., Any], Callable[[tuple[Any, ...], dict[str, Any], Is
     torch.einsum: _einsum,
     torch.tensordot: _tensordot,
 }
+
+
+_BATCHED = frozenset(
+    (torch.bmm, _T.bmm, torch.matmul, _T.matmul, _T.__matmul__, _aten.bmm.default, _aten.matmul.default)
+)
 
 
 def einsum_views(x: str, p: str, out: str) -> tuple[str, bool, str] | None:

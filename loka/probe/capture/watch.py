@@ -73,14 +73,14 @@ class Watch(TorchFunctionMode):
             if self._can_look(args[0]):
                 self.calls += self._patched.take(args, named)
             return out
-        product = self._site_calls.product(func, args, named)
-        if product is None or not product.x.is_floating_point() or not self._can_look(product.x):
-            return out
-        candidates = self._site_calls.sharing(product)
-        if len(candidates) == 1 and candidates[0].counter_id is not None:
-            self.calls += self._patched.take_kept(candidates[0], product)
-        elif (live := self._site_calls.choose(product, sys._getframe(1))) is not None:
-            self._take(live, product, out)
+        for product in self._site_calls.products(func, args, named):
+            if not product.x.is_floating_point() or not self._can_look(product.x):
+                continue
+            candidates = self._site_calls.sharing(product)
+            if len(candidates) == 1 and candidates[0].counter_id is not None:
+                self.calls += self._patched.take_kept(candidates[0], product)
+            elif (live := self._site_calls.choose(product, sys._getframe(1))) is not None:
+                self._take(live, product, out)
         return out
 
     def _can_look(self, x: Tensor) -> bool:
