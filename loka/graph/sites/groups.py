@@ -22,10 +22,9 @@ from torch import Tensor, fx, nn
 from loka.graph.capture.captured import Captured, map_tree
 from loka.graph.sites.flow import ACTIVATIONS
 from loka.graph.sites.op_names import op_name
+from loka.graph.sites.products.matrix_product import LEAST, MOST
 from loka.graph.sites.weights import swaps_columns
 
-LEAST = 128  # rows and columns of a matrix: one batched product of smaller ones is faster than GEMMs of their own
-MOST = 64  # groups
 _ELEMENTWISE = ACTIVATIONS | {"add", "sub", "mul"}
 _SWAPS = frozenset(("transpose", "swapaxes", "permute", "mT"))
 _UNREAD = _ELEMENTWISE | _SWAPS | {"stack"}
@@ -35,9 +34,9 @@ _MATMULS = frozenset(("bmm", "matmul"))
 def taken_apart(captured: Captured, module: nn.Module, wanted: Callable[[str], bool] = lambda path: True) -> Captured:
     """The capture with a product for each group.
 
-    `wanted` tells by their paths in the module which Parameters' products are taken apart. The matrices of the others,
-    and smaller ones than LEAST, stay together. The graph is changed in place; new nodes have the line and the modules
-    of those that they replace.
+    `wanted` tells by their paths in the module which Parameters' products are taken apart. The matrices of others stay
+    together, and those that are smaller than LEAST, or more than MOST. The graph is changed in place; new nodes have
+    the line and the modules of those that they replace.
     """
     apart = _Apart(captured, module, wanted)
     for node in list(captured.graph.nodes):

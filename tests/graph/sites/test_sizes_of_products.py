@@ -114,7 +114,7 @@ def test_a_matrix_has_one_name_however_it_is_taken() -> None:
 
 def test_grouped_gemms_are_native_with_their_sizes() -> None:
     found = found_in(models.TokenMixer(), torch.randn(6, 4, 16))
-    group = "has 3 dimensions: 4 GEMMs in one call (a grouped GEMM), for which LoKA has no kernel"
+    group = "has 3 dimensions: 4 GEMMs in one call (a grouped GEMM), of 16 x 32 each: they are taken apart from"
     assert sizes(found["up"], 6) == (24, 16, 32)
     assert found["up"].blocked == f"its weight 'up' {group}"
     assert sizes(found["#0"], 6) == (24, 32, 16)
