@@ -112,16 +112,22 @@ def test_a_matrix_has_one_name_however_it_is_taken() -> None:
     assert not any(site.blocked for site in found.values())
 
 
+def group_of_four(weight: str, rows: int, columns: int) -> str:
+    return (
+        f"its weight '{weight}' has 3 dimensions: 4 GEMMs in one call (a grouped GEMM), of {rows} x {columns} each: "
+        "they are taken apart from 128 x 128 on"
+    )
+
+
 def test_grouped_gemms_are_native_with_their_sizes() -> None:
     found = found_in(models.TokenMixer(), torch.randn(6, 4, 16))
-    group = "has 3 dimensions: 4 GEMMs in one call (a grouped GEMM), of 16 x 32 each: they are taken apart from"
     assert sizes(found["up"], 6) == (24, 16, 32)
-    assert found["up"].blocked == f"its weight 'up' {group}"
+    assert found["up"].blocked == group_of_four("up", 16, 32)
     assert sizes(found["#0"], 6) == (24, 32, 16)
-    assert found["#0"].blocked == f"its weight 'down' {group}"
+    assert found["#0"].blocked == group_of_four("down", 32, 16)
     columns = found_in(models.ColumnsOfTokens(), torch.randn(6, 4, 16))["#0"]
     assert sizes(columns, 6) == (24, 16, 24)
-    assert columns.blocked == f"its weight 'weight' {group}"
+    assert columns.blocked == group_of_four("weight", 24, 16)
 
 
 def test_products_of_activations_have_their_sizes_and_outer_products_are_no_gemms() -> None:
@@ -162,7 +168,8 @@ def test_parameters_of_three_dimensions_that_are_one_matrix_are_sites() -> None:
         "up": ((6, 3, 80), None),
         "tokens": (
             (30, 16, 16),
-            "its weight 'tokens' has 3 dimensions: 5 GEMMs in one call (a grouped GEMM), for which LoKA has no kernel",
+            "its weight 'tokens' has 3 dimensions: 5 GEMMs in one call (a grouped GEMM), of 16 x 16 each: they are "
+            "taken apart from 128 x 128 on",
         ),
     }
 
