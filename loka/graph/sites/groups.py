@@ -61,14 +61,11 @@ def group_equation(equation: str, rank: int, weight_first: bool) -> tuple[int, s
         return None
     of_weight, of_x = inputs.split(",") if weight_first else reversed(inputs.split(","))
     letter = of_weight[:1]
-    if (
-        not arrow
-        or len(set(of_weight)) != 3
-        or len(of_weight) != 3
-        or [of_x.count(letter), output.count(letter)] != [1, 1]
-    ):
+    if not arrow or len(of_weight) != 3 or len(set(of_weight)) != 3:
         return None
-    if sum(c in of_x and c in output for c in of_weight) > 1:
+    if [of_x.count(letter), output.count(letter)] != [1, 1]:
+        return None
+    if sorted((c in of_x, c in output) for c in of_weight[1:]) != [(False, True), (True, False)]:
         return None
     dim, there = (_place(letter, term, rank) for term in (of_x, output))
     return (dim, text.replace(letter, "")) if dim == there else None
@@ -104,6 +101,7 @@ class _Apart:
         self._fixed = set(paths)  # nodes that are Parameters, or views of them
         self._wanted = {node for node, path in paths.items() if path is not None and wanted(path)}
         self._parts: dict[fx.Node, tuple[int, list[fx.Node]]] = {}  # of a stack: its dimension and what it stacks
+        self._unbound: dict[tuple[fx.Node, int], list[fx.Node]] = {}  # the parts of a tensor along a dimension
         self._replaced: dict[fx.Node, fx.Node] = {}
 
     def product(self, node: fx.Node) -> _Product | None:
@@ -150,14 +148,11 @@ class _Apart:
 
     def _matrices(self, node: Any) -> tuple[fx.Node, bool] | None:
         """The Parameter of three dimensions that a node is, or whose matrices it transposes: True for the latter."""
+        if not isinstance(node, fx.Node):
+            return None
         if node in self._wanted and node.meta["example_value"].dim() == 3:
             return node, False
-        if (
-            isinstance(node, fx.Node)
-            and _name(node) in _SWAPS
-            and node.args
-            and swaps_columns(_name(node), node.args[1:])
-        ):
+        if _name(node) in _SWAPS and swaps_columns(_name(node), _after_tensor(node)):
             held = self._matrices(node.args[0])
             return None if held is None else (held[0], not held[1])
         return None
@@ -198,46 +193,42 @@ class _Apart:
         return add.function(operator.matmul, x, add.method("t", matrix) if product.swapped else matrix)
 
     def _parts_of(self, x: fx.Node, product: _Product, add: _Adding) -> Sequence[fx.Node]:
-        """What x is for each group: what a product before made of it, or its parts."""
-        chain, start = [], x
-        while start not in self._parts and (before := self._elementwise(start, product)) is not None:
-            chain.append(start)
-            start = before
-        if start not in self._parts or self._parts[start][0] != product.dim:
+        """What x is for each group: computed from what products before made of it, or its parts."""
+        if self._comes_apart(x, product):
+            return [self._of_group(x, group, product, add) for group in range(product.groups)]
+        if (x, product.dim) not in self._unbound:
             unbound = add.function(torch.unbind, x, product.dim)
-            return [add.function(operator.getitem, unbound, group) for group in range(product.groups)]
-        parts = self._parts[start][1]
-        for step in reversed(chain):
-            parts = [self._on_part(step, part, group, product, add) for group, part in enumerate(parts)]
-        return parts
+            parts = [add.function(operator.getitem, unbound, group) for group in range(product.groups)]
+            self._unbound[x, product.dim] = parts
+        return self._unbound[x, product.dim]
 
-    def _elementwise(self, node: fx.Node, product: _Product) -> fx.Node | None:
-        """The one operand of an elementwise operation that is not fixed; None for others, and where more read it."""
+    def _comes_apart(self, node: fx.Node, product: _Product) -> bool:
+        """True for the stack of a product before, and for what is elementwise of such stacks and read by one alone."""
+        if node in self._parts:
+            return self._parts[node][0] == product.dim
+        value, rank = node.meta.get("example_value"), product.x.meta["example_value"].dim()
         if _name(node) not in _ELEMENTWISE or len(node.users) != 1 or "out" in node.kwargs:
-            return None
-        tensors = [each for each in node.all_input_nodes if each not in self._fixed]
-        rank = node.meta["example_value"].dim()
-        if len(tensors) != 1 or tensors[0] not in node.args or rank != product.x.meta["example_value"].dim():
-            return None
-        value = tensors[0].meta.get("example_value")
-        return tensors[0] if isinstance(value, Tensor) and value.dim() == rank else None
+            return False
+        operands = [each for each in node.all_input_nodes if each not in self._fixed]
+        same = isinstance(value, Tensor) and value.dim() == rank
+        return same and bool(operands) and all(self._comes_apart(each, product) for each in operands)
 
-    def _on_part(self, step: fx.Node, part: fx.Node, group: int, product: _Product, add: _Adding) -> fx.Node:
-        """An elementwise operation on one group."""
-        rank = step.meta["example_value"].dim()
-
-        def of_group(operand: fx.Node) -> fx.Node:
-            if operand not in self._fixed:
-                return part
-            shape = operand.meta["example_value"].shape
-            dim = product.dim - (rank - len(shape))
-            if dim < 0:
-                return operand  # it has no such dimension, and every group reads all of it
-            index = group if shape[dim] == product.groups else 0
-            return add.function(operator.getitem, operand, (slice(None),) * dim + (index,) if dim else index)
-
-        args, kwargs = (fx.node.map_arg(each, of_group) for each in (step.args, step.kwargs))
-        return add.like(step, args, kwargs)
+    def _of_group(self, node: fx.Node, group: int, product: _Product, add: _Adding) -> fx.Node:
+        """What comes apart, or a Parameter beside it, for one group."""
+        if node in self._parts:
+            return self._parts[node][1][group]
+        if node not in self._fixed:
+            args, kwargs = (
+                fx.node.map_arg(each, lambda operand: self._of_group(operand, group, product, add))
+                for each in (node.args, node.kwargs)
+            )
+            return add.like(node, args, kwargs)
+        shape = node.meta["example_value"].shape
+        dim = product.dim - (product.x.meta["example_value"].dim() - len(shape))
+        if dim < 0:
+            return node  # it has no such dimension, and every group reads all of it
+        index = group if shape[dim] == product.groups else 0
+        return add.function(operator.getitem, node, (slice(None),) * dim + (index,) if dim else index)
 
 
 class _Adding:
@@ -265,8 +256,15 @@ class _Adding:
         return made
 
 
+def _after_tensor(node: fx.Node) -> tuple[Any, ...]:
+    """The arguments after the tensor that a function, a method or an attribute is of."""
+    return node.args[2:] if node.target is getattr else node.args[1:]
+
+
 def _name(node: fx.Node) -> str:
-    """The name of a torch function or method; "" for other nodes."""
+    """The name of a torch function, method or attribute; "" for other nodes."""
+    if node.target is getattr:
+        return str(node.args[1])
     if node.op == "call_method":
         return op_name(getattr(Tensor, str(node.target), str))
     return op_name(node.target) if node.op == "call_function" and callable(node.target) else ""
