@@ -28,11 +28,17 @@ DTYPE = "residual_dtype"  # op of a statement that computes a dtype from those o
 # What torch's rms_norm without an eps takes in float32, bfloat16 and float16: float32's, in the digits that an eps of a
 # norm is recognised to.
 RMS_NORM_EPS = 1.19209e-07
+LEAKY_RELU, SLOPE = "leaky_relu", 0.01  # op of a LeakyReLU, and the slope that torch's has where none is given
 GEMMS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "tensordot", "conv1d"})
 REASSOCIATED = "reassociated"  # op of a GEMM in another order of products: only the kernel of a mixing layer takes it
 
 WEIGHTED = "weighted_sum"  # op of a product with a Parameter that is no GEMM as it is written, which they take, too
 PART = "part_of_product"  # op of a product with a part of a site's matrix, which mixing layers alone may take
+
+
+def is_slope(value: object) -> bool:
+    """True for the slope of a LeakyReLU that kernels take: above 0, which is a ReLU's, and below 1, which is none."""
+    return isinstance(value, float) and 0.0 < value < 1.0
 
 
 @dataclass(frozen=True, slots=True)

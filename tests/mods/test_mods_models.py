@@ -19,7 +19,7 @@ from loka.graph.sites.discover import find_sites
 from loka.graph.sites.site import GemmKind
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS
+from loka.kernels.fused.norm.activations import ACTIVATIONS
 from loka.kernels.fused.norm.norms import NORMS
 from loka.model.build_model import BuiltModel
 from loka.mods.adapt import adapt, convert, is_adapted

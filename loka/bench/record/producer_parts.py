@@ -33,7 +33,8 @@ from loka.bench.record.gemm_parts import DTYPES, PreparedCall
 from loka.bench.timing import SEED
 from loka.errors import InputError
 from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose, of_the_batch
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NormBackward, NormForward, Spec
+from loka.kernels.fused.norm.activations import ACTIVATIONS
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
 from loka.kernels.fused.norm.norms import NORMS, traits_of
 from loka.kernels.fused.quantization import ROWWISE, Quantization
 from loka.kernels.measurements.parts import Part, PartKind

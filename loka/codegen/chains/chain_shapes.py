@@ -11,12 +11,13 @@ from loka.errors import LokaError
 from loka.graph.patterns.linear_chain import LinearChain, StaticOperands
 from loka.graph.patterns.norm import ChainNorm
 from loka.kernels.fused.kernel_values import LARGEST_HELD, LARGEST_WIDTH
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, BLOCK, GATES, NormBackward, NormForward
+from loka.kernels.fused.norm.activations import ACTIVATIONS, GATES, name_and_constants
+from loka.kernels.fused.norm.norm_spec import BLOCK, NormBackward, NormForward
 from loka.kernels.fused.norm.norms import NORMS
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import SitePlan
 
-KNOWN = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
+KNOWN = StaticOperands(frozenset(NORMS), frozenset({*ACTIVATIONS, *GATES}), LARGEST_HELD)
 _NO_EPS = 1e-05  # in the specs of kernels without a norm, so that equal kernels have equal specs
 
 
@@ -67,7 +68,7 @@ class StageShape:
         """The operations from its linear on, in order."""
         found = ["linear", *["times"] * (self.times is not None), *["residual"] * (self.residual is not None)]
         found += [self.after.kind] if self.after is not None else []
-        found += [self.activation] if self.activation is not None else []
+        found += [name_and_constants(self.activation)[0]] if self.activation is not None else []
         return (*found, *["dropout"] * (self.dropout > 0.0))
 
     @property

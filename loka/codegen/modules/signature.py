@@ -13,14 +13,13 @@ from loka.graph.expression import Ref
 from loka.graph.guards import negated
 from loka.graph.ir import ForwardIR
 from loka.graph.patterns.region import NORMS
+from loka.graph.sites.flow import ACTIVATIONS
 from loka.plan.plan import PlannedBinding
 from loka.templating.wrap import WIDTH
 
 # For annotations: torch operations that return one tensor, and those that do if one operand is a tensor.
 _ONE_TENSOR = frozenset(
-    {"linear", "matmul", "mm", "bmm", "addmm", "einsum", "silu", "relu", "sigmoid", "tanh", "gelu", "hardswish"}
-    | {"softmax", "cat", "stack"}
-    | NORMS
+    {"linear", "matmul", "mm", "bmm", "addmm", "einsum", "softmax", "cat", "stack"} | ACTIVATIONS | NORMS
 )
 _ELEMENTWISE = frozenset(
     {"add", "sub", "mul", "neg", "clone", "contiguous"} | {"reshape", "view", "flatten", "permute"}

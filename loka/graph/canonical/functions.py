@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_map
 from loka.graph.canonical.layout import Size
 from loka.graph.canonical.nodes import Activation, Norm, Other, Pair, Product, Value, is_weight
 from loka.graph.canonical.recording import AtenCall
+from loka.graph.ir import LEAKY_RELU, SLOPE, is_slope
 
 _LONGEST = 24  # operations of a function
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -55,6 +57,7 @@ class Known:
     eps: float = 0.0
     weight: Value | None = None
     bias: Value | None = None
+    constants: tuple[float, ...] = ()  # of an activation, where they are not torch's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +164,28 @@ def _agree(ours: Tensor | None, theirs: Tensor) -> bool:
 
 
 def _activation(cone: _Cone, x: Value) -> Known | None:
-    left = list(_ACTIVATIONS)
+    slope = _slope(cone)
+    functions: Mapping[str, Callable[[Tensor], Tensor]] = {
+        **_ACTIVATIONS,
+        LEAKY_RELU: partial(torch.nn.functional.leaky_relu, negative_slope=slope),
+    }
+    left = list(functions)
     for seed, scale in enumerate(_SCALES):
         given = _drawn(cone.x.shape, seed, scale)
         value = cone.evaluated(given, ())
-        left = [name for name in left if _agree(value, _ACTIVATIONS[name](given))]
+        left = [name for name in left if _agree(value, functions[name](given))]
         if not left:
             return None
-    same = _is_relu(cone) if left[0] == "relu" else _hides_nothing(cone, _ACTIVATIONS[left[0]])
-    return Known(left[0], x) if same else None
+    if left[0] not in ("relu", LEAKY_RELU):
+        return Known(left[0], x) if _hides_nothing(cone, functions[left[0]]) else None
+    return Known(left[0], x, constants=() if slope in (0.0, SLOPE) else (slope,)) if _is_relu(cone, slope) else None
+
+
+def _slope(cone: _Cone) -> float:
+    """The slope of a LeakyReLU, by what it makes of -1; 0, as of a ReLU, where that is no sensible one."""
+    value = cone.evaluated(torch.full(cone.x.shape, -1.0, dtype=torch.float64), ())
+    slope = 0.0 if value is None else float(f"{-value.flatten()[0]:.12g}")
+    return slope if is_slope(slope) else 0.0
 
 
 def _hides_nothing(cone: _Cone, function: Callable[[Tensor], Tensor]) -> bool:
@@ -192,16 +208,19 @@ def _numbers(numbers: Sequence[float], shape: Sequence[int]) -> Tensor:
     return drawn[:count].reshape(tuple(shape))
 
 
-def _is_relu(cone: _Cone) -> bool:
-    """True for a ReLU at the ends of its pieces, too; at 0 its gradient is any subgradient."""
+def _is_relu(cone: _Cone, slope: float) -> bool:
+    """True for a ReLU, or one with a slope, at the ends of its pieces, too; at 0 its gradient is one from 0 to 1."""
     given = _numbers((*_ENDS, math.inf), cone.x.shape).requires_grad_()
     with torch.enable_grad():
         value = cone.evaluated(given, ())
-        if value is None or not _agree(value.detach(), given.detach().relu()) or not value.requires_grad:
+        wanted = torch.nn.functional.leaky_relu(given.detach(), slope)
+        if value is None or not _agree(value.detach(), wanted) or not value.requires_grad:
             return False
         (gradient,) = torch.autograd.grad(value.sum(), given)
-    moved = given.detach() != 0
-    same = torch.equal(gradient[moved], (given.detach() > 0).to(gradient.dtype)[moved])
+    x = given.detach()
+    moved = (x != 0) & x.isfinite()
+    steepness = slope + (1.0 - slope) * (x > 0).to(x.dtype)
+    same = _agree(gradient[moved], steepness[moved])
     return same and bool(((gradient >= 0) & (gradient <= 1)).all())
 
 

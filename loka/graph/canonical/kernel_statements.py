@@ -299,7 +299,7 @@ class _Writer:
 
     def _activation(self, node: Activation, made: Value) -> tuple[str, Value]:
         x = local(self._tensor(Value(node.x, made.dims, made.shape)))
-        called = Call(f"torch.{node.name}", (x,)) if node.name in _OF_TORCH else function(node.name, x)
+        called = Call(f"torch.{node.name}", (x,)) if node.name in _OF_TORCH else function(node.name, x, *node.constants)
         return self._emit(node.name, called, made)
 
     def _norm(self, node: Norm, made: Value) -> tuple[str, Value]:

@@ -352,7 +352,9 @@ class _Lowering:
                 weight=vectors[0], bias=vectors[1],
             )  # fmt: skip
             return self._graph.one(made)
-        return self._graph.one(Activation(shape=x.node.shape, place=place, name=found.name, x=x.node))
+        return self._graph.one(
+            Activation(shape=x.node.shape, place=place, name=found.name, x=x.node, constants=found.constants)
+        )
 
 
 def _same_numbers(calls: Sequence[AtenCall]) -> bool:

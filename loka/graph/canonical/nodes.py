@@ -111,10 +111,11 @@ class Norm(Node):
 
 @dataclass(eq=False, slots=True)
 class Activation(Node):
-    """A function of each element of x, by torch's name of it."""
+    """A function of each element of x, by torch's name of it, with the constants that are not torch's own."""
 
     name: str
     x: Node
+    constants: tuple[float, ...] = ()
 
 
 @dataclass(eq=False, slots=True)

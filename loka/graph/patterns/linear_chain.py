@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from loka.graph.expression import PRODUCT, Call, Ref, RefKind, locals_in, refs_in
-from loka.graph.ir import DTYPE, Dropout, ForwardIR, Region, Statement
+from loka.graph.ir import DTYPE, LEAKY_RELU, Dropout, ForwardIR, Region, Statement, is_slope
 from loka.graph.patterns.norm import (
     BATCH_NORM,
     TORCH_NORMS,
@@ -29,7 +29,7 @@ class ChainStage:
     before: ChainNorm | None = None
     multiplier: Ref | None = None  # factor of what `before` gives: a local from outside the chain
     after: ChainNorm | None = None
-    activation: str | None = None  # "silu"; "gate_sigmoid" multiplies the input of the norm `after`
+    activation: str | None = None  # "silu", "leaky_relu(0.2)"; "gate_sigmoid" multiplies the input of the norm `after`
     dropout: Dropout | None = None  # of the result of a norm or an activation
     times: Ref | None = None  # factor of the linear's result: a local from outside the chain
     residual: Ref | None = None  # added after that: a local from outside, or an earlier stage's result
@@ -160,7 +160,8 @@ class _Finder:
             last, after = run.last, run.norm
             inside.update(self._statements[place].target for place in range(run.first, run.last + 1))
         if last < end and self._goes_on(last, last + 1, inside):
-            activation = self._activation(last + 1)
+            following = self._statements[last + 1]
+            activation = _activation(following) if following.op in self._known.activations else None
             last += activation is not None
         dropout = self._statements[last + 1].called if last < end and (after or activation) else None
         if not isinstance(dropout, Dropout) or not self._goes_on(
@@ -188,7 +189,7 @@ class _Finder:
         read = [self._readers.get(target) for target in (normed, act.target)]
         alone = read == [{run.last + 1}, {run.last + 2}] and act.operands[0].text == normed
         gate = f"gate_{act.op}"
-        if not alone or gate not in self._known.activations or not _is_plain_activation(act):
+        if not alone or gate not in self._known.activations or _activation(act) != act.op:
             return None
         factors = pair_of(product, "mul") or ()
         return gate if {ref.text for ref in factors} == {taken, act.target} else None
@@ -214,10 +215,6 @@ class _Finder:
             return True
         held = run.norm.width
         return (run.norm.kind == BATCH_NORM or held & (held - 1) == 0) and held <= self._known.largest_block
-
-    def _activation(self, place: int) -> str | None:
-        statement = self._statements[place]
-        return statement.op if statement.op in self._known.activations and _is_plain_activation(statement) else None
 
 
 def _joined(
@@ -357,13 +354,19 @@ def pair_of(statement: Statement, op: str) -> tuple[Ref, Ref] | None:
     return (x, y) if isinstance(x, Ref) and isinstance(y, Ref) else None
 
 
-def _is_plain_activation(statement: Statement) -> bool:
-    """True for an activation of its operand, by torch's function of that name."""
+def _activation(statement: Statement) -> str | None:
+    """The activation that a statement is of its operand, by torch's function of that name; None for another statement.
+
+    A LeakyReLU with another slope than torch's own is "leaky_relu(0.2)".
+    """
     value = statement.value
-    if not isinstance(value, Call) or value.args != statement.operands[:1]:
-        return False
     functions = (f"torch.{statement.op}", f"torch.nn.functional.{statement.op}")
-    return value.target in functions and value.kwargs in ((), (("inplace", False),))
+    if not isinstance(value, Call) or value.target not in functions or value.kwargs not in ((), (("inplace", False),)):
+        return None
+    if value.args == statement.operands[:1]:
+        return statement.op
+    slope = value.args[1] if statement.op == LEAKY_RELU and len(value.args) == 2 else None
+    return f"{LEAKY_RELU}({slope})" if is_slope(slope) and value.args[:1] == statement.operands else None
 
 
 def readers_of(forward: ForwardIR) -> dict[str, set[int]]:

@@ -13,6 +13,7 @@ from torch import nn
 from loka.graph.equivalence import NormsInFloat32
 from loka.graph.expression import Arg, Call, Constant, Ref, RefKind, local, locals_in, mapped, method
 from loka.graph.ir import GEMMS, CannotTraceError, ForwardIR, Statement
+from loka.graph.sites.flow import ACTIVATIONS
 from loka.graph.source import has_hooks
 from loka.graph.trace.examples import Examples
 from loka.graph.trace.observed_shapes import observed_values
@@ -23,7 +24,7 @@ _OWN_DTYPE = frozenset({"layer_norm"})  # under autocast float32, whatever it re
 _PAIRS = frozenset({"add", "sub", "mul", "div", "truediv", "addcmul", "cat", "concat", "concatenate", "stack"})
 _KEEPING = frozenset(
     {
-        *("relu", "silu", "gelu", "sigmoid", "tanh", "softplus", "mish", "hardswish", "relu6", "contiguous", "clone"),
+        *(*ACTIVATIONS, "contiguous", "clone"),
         *("view", "reshape", "flatten", "unflatten", "transpose", "permute", "t", "mT", "T", "squeeze", "unsqueeze"),
     }
 )  # of the dtype that they read

@@ -47,9 +47,10 @@ from loka.kernels.fused.matrix_operators import (
     RequantizeTransposeOperator,
     TransposeOperator,
 )
+from loka.kernels.fused.norm.activations import GATES, name_and_constants
 from loka.kernels.fused.norm.fused_cast_transpose import FusedCastTranspose, TransposeTile, tile_of
 from loka.kernels.fused.norm.norm_operator import FusedCastTransposeOperator, NormOperator
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES, NormBackward, NormForward, Spec
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward, Spec
 from loka.kernels.fused.norm.norm_values import (
     configuration,
     norm_title,
@@ -219,12 +220,12 @@ def kernel_texts(kernels: Sequence[Rendered], templates: Templates) -> list[str]
     """The texts of the device functions and of the kernels that operators launch, with the branches that they need."""
     specs = [spec.spec if isinstance(spec, FusedCastTranspose) else spec for it in kernels for spec in it.specs]
     norms = [spec for spec in specs if isinstance(spec, NormForward | NormBackward)]
-    activations = {spec.activation for spec in norms}
+    activations = sorted({spec.activation for spec in norms if spec.activation is not None})
     scalings = {spec.how.scaling if spec.quantize else None for spec in norms}
     scalings |= {spec.how.scaling for spec in specs if isinstance(spec, CastTranspose)}
     context: dict[str, Any] = {
         "norms": [norm for norm in NORMS if norm in {spec.norm for spec in norms}],
-        "activations": [name for name in ACTIVATIONS + GATES if name in activations],
+        "activations": {each: name_and_constants(each) for each in activations},
         "gates": [name for name in GATES if name in activations],
         "scalings": [scaling for scaling in (None, *SCALINGS) if scaling in scalings],
         "maxima_chunk": max((it.maxima_chunk for it in kernels), default=0),

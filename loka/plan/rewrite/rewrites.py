@@ -20,7 +20,7 @@ from loka.graph.patterns.owners import RegionScope, wants_owner
 from loka.graph.patterns.region import find_regions
 from loka.graph.sites.site import Site
 from loka.kernels.fused.kernel_values import LARGEST_HELD
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES
+from loka.kernels.fused.norm.activations import ACTIVATIONS, GATES, name_and_constants
 from loka.kernels.fused.norm.norms import NORMS
 from loka.mods.registry import owner_mod
 from loka.mods.rewriting.fused_interactions import FusedInteractions, choose_interactions
@@ -43,7 +43,7 @@ OF_SEVERAL = "one call multiplies it and several tensors, which only a mixing la
 FLOAT64 = "its Parameters are float64, and fused kernels compute in float32"
 
 _MODULES = frozenset({BATCH_NORM, DROPOUT})
-_STATIC_OPERANDS = StaticOperands(frozenset(NORMS), frozenset(ACTIVATIONS + GATES), LARGEST_HELD)
+_STATIC_OPERANDS = StaticOperands(frozenset(NORMS), frozenset({*ACTIVATIONS, *GATES}), LARGEST_HELD)
 
 
 class Trace(Protocol):
@@ -96,7 +96,7 @@ def _surroundings(chain: LinearChain) -> list[tuple[str, Surroundings]]:
 
 def _after(stage: ChainStage) -> str:
     norm = [stage.after.kind] if stage.after is not None else []
-    activation = [stage.activation] if stage.activation is not None else []
+    activation = [name_and_constants(stage.activation)[0]] if stage.activation is not None else []
     return " ".join([*norm, *activation, *[DROPOUT] * (stage.dropout is not None)])
 
 

@@ -32,7 +32,7 @@ from loka.graph.patterns.norm import BATCH_NORM
 from loka.graph.sites.flow import ELEMENTWISE
 from loka.graph.sites.site import Site
 from loka.kernels.fused.kernel_values import LARGEST_WIDTH
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS
+from loka.kernels.fused.norm.activations import ACTIVATIONS
 from loka.kernels.fused.norm.norms import NORMS
 from loka.kernels.gemm.catalogue import gemm_sizes
 from loka.kernels.measurements.parts import Part, PartKind

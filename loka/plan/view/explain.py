@@ -11,7 +11,7 @@ from loka.graph.ir import GEMMS
 from loka.graph.patterns.norm import BATCH_NORM
 from loka.graph.sites import flow
 from loka.graph.sites.op_names import BOUNDARIES
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS
+from loka.kernels.fused.norm.activations import ACTIVATIONS
 from loka.numerics.enums import OPERANDS, Gemm
 from loka.plan.evidence import NEVER_RAN, ProfiledSites, evidence_of, ran
 from loka.plan.format import format_gemm, format_operands, format_place, format_speedup

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.L
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize(("factory", "activation"), [("tanhs", "tanh")])
+@pytest.mark.parametrize(("factory", "activation"), [("tanhs", "tanh"), ("leaky_relus", "leaky_relu")])
 def test_a_chain_takes_it_along_in_every_spelling(package: Make, factory: str, activation: str) -> None:
     plan, _, made = package(
         f"gen_{factory}",

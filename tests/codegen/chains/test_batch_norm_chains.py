@@ -12,11 +12,16 @@ from torch import Tensor, nn
 from loka.errors import InputError
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen.codegen_plans import PlanPackage
-from tests.support.models.batch_norm_models import Listed, batch, layer_normed, seeded, sequential
+from tests.support.models.batch_norm_models import Listed, batch, layer_normed, leaky, seeded, sequential
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
-BODIES: dict[str, Callable[[], nn.Module]] = {"sequential": sequential, "listed": Listed, "layer_normed": layer_normed}
+BODIES: dict[str, Callable[[], nn.Module]] = {
+    "sequential": sequential,
+    "listed": Listed,
+    "layer_normed": layer_normed,
+    "leaky": leaky,
+}
 RECIPES = {"as_is": chains.AS_IS, "fp8": chains.CHAIN, "static": chains.known_chain(x=64.0, dy=64.0)}
 LIMITS = {"as_is": 2e-6, "fp8": 2e-2, "static": 0.4}  # of the norm; FP8 against a simulation, static against the model
 

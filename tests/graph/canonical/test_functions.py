@@ -223,7 +223,34 @@ NEARLY = {  # other functions
     "above a Parameter": ("y = maximum x self.bias: torch.maximum({0}, {1})",),
     "above another": ("y = maximum x z: torch.maximum({0}, {1})",),
     "below 5": ("y = clamp x: {0}.clamp(0, 5)",),
-    "leaky": ("p = gt x: {0} > 0", "s = mul x: {0} * 0.01", "y = where p x s: torch.where({0}, {1}, {2})"),
+    "leaky above a Parameter": (
+        "p = gt x: {0} > 0",
+        "s = mul x self.bias: {0} * {1}",
+        "y = where p x s: torch.where({0}, {1}, {2})",
+    ),
+    "kinked at 1": ("p = gt x: {0} > 1", "s = mul x: {0} * 0.2", "y = where p x s: torch.where({0}, {1}, {2})"),
+    "down to -5": ("c = clamp x: {0}.clamp(min=-5.0)", "y = leaky_relu c: torch.nn.functional.leaky_relu({0}, 0.2)"),
+    "downwards": ("y = leaky_relu x: torch.nn.functional.leaky_relu({0}, -0.2)",),
+    "straight": ("y = leaky_relu x: torch.nn.functional.leaky_relu({0}, 1.0)",),
+    "steep": ("y = leaky_relu x: torch.nn.functional.leaky_relu({0}, 1.5)",),
+    "nowhere": ("y = leaky_relu x: torch.nn.functional.leaky_relu({0}, float('nan'))",),
+}
+LEAKY = {
+    "where": ("p = gt x: {0} > 0", "s = mul x: {0} * 0.2", "y = where p x s: torch.where({0}, {1}, {2})"),
+    "maximum": ("s = mul x: 0.2 * {0}", "y = maximum x s: torch.maximum({0}, {1})"),
+    "of magnitudes": ("m = abs x: {0}.abs()", "a = mul x: {0} * 0.6", "b = mul m: {0} * 0.4", "y = add a b: {0} + {1}"),
+    "of two ReLUs": (
+        "p = relu x: torch.relu({0})",
+        "m = neg x: -{0}",
+        "n = relu m: torch.relu({0})",
+        "s = mul n: {0} * 0.2",
+        "y = sub p s: {0} - {1}",
+    ),
+    "torch's": ("y = leaky_relu x: torch.nn.functional.leaky_relu({0}, negative_slope=0.2, inplace=False)",),
+    "twice": tuple(
+        f"{y} = leaky_relu {x}: torch.nn.functional.leaky_relu({{0}}, {slope})"
+        for x, y, slope in (("x", "h", 0.5), ("h", "y", 0.4))
+    ),
 }
 
 
@@ -241,6 +268,23 @@ def test_a_relu_shows_each_nan_that_its_spelling_shows(lines: tuple[str, ...]) -
     written_nans = with_forward(nn.Module(), spliced(found, frozenset()))(given).isnan()
     assert written_nans.tolist() == [[not hidden, False, False]]
     assert with_forward(nn.Module(), found)(given).isnan().tolist() == [[True, False, False]]
+
+
+@pytest.mark.parametrize("lines", LEAKY.values(), ids=LEAKY)
+def test_leaky_relus_with_their_slope(lines: tuple[str, ...]) -> None:
+    assert canonical(*lines) == ["torch.nn.functional.leaky_relu({0}, 0.2)"]
+
+
+@pytest.mark.parametrize("slope", [1e-05, 0.3333333333333333, 0.999])
+def test_a_slope_keeps_its_digits(slope: float) -> None:
+    (found,) = canonical(f"y = leaky_relu x: torch.nn.functional.leaky_relu({{0}}, {slope})")
+    assert float(found.partition(", ")[2].rstrip(")")) == pytest.approx(slope, rel=1e-11)
+
+
+def test_the_slope_of_torch_is_not_said() -> None:
+    assert canonical("y = leaky_relu x: torch.nn.functional.leaky_relu({0}, 0.01)") == [
+        "torch.nn.functional.leaky_relu({0})"
+    ]
 
 
 @pytest.mark.parametrize("lines", NEARLY.values(), ids=NEARLY)

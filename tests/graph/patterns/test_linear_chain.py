@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 import torch
@@ -212,6 +213,26 @@ def test_an_rms_norm_without_an_eps_has_torchs(eps: str) -> None:
 def test_activations_in_canonical_words(template: str, taken: bool) -> None:
     activation = Statement("a", "gelu", expression(template, (local("y"),)))
     assert spans(forward("y = linear x", activation, result="a")) == [(0, int(taken), "y")]
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        ("torch.nn.functional.leaky_relu({0})", "leaky_relu"),
+        ("torch.nn.functional.leaky_relu({0}, 0.2)", "leaky_relu(0.2)"),
+        ("torch.nn.functional.leaky_relu({0}, -0.2)", None),
+        ("torch.nn.functional.leaky_relu({0}, 1.0)", None),
+        ("torch.nn.functional.leaky_relu({0}, nan)", None),
+        ("torch.nn.functional.leaky_relu({0}, self.slope)", None),
+        ("torch.nn.functional.leaky_relu(-{0}, 0.2)", None),
+    ],
+)
+def test_a_leaky_relu_with_its_slope(template: str, found: str | None) -> None:
+    activation = Statement("a", "leaky_relu", expression(template, (local("y"),)))
+    regions = [Region("y", 0, 1, ("linear", "leaky_relu"))]
+    operands = replace(KNOWN, activations=frozenset({"leaky_relu"}))
+    (chain,) = find_chains(forward("y = linear x", activation, result="a"), regions, operands)
+    assert (chain.stages[0].activation, chain.last) == (found, int(found is not None))
 
 
 def traced(model: nn.Module, owner: str, scope: RegionScope, inputs: Collection[Tensor]) -> ForwardIR:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from loka.errors import InputError
 from loka.kernels.fused.norm import norm_reference
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NormBackward, NormForward
+from loka.kernels.fused.norm.activations import ACTIVATIONS
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantization import Quantization
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import FORMATS, quantize

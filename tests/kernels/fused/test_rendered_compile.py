@@ -22,7 +22,11 @@ WIDEST = ("layer_norm", True, True, "silu", True)
 SPECS = [
     *[spec for width in WIDTHS for spec in norm_specs(width, [WIDEST])[:2]],
     *pairwise(spec for spec in norm_specs(512, PARTS) if spec.quantize and not isinstance(spec, NormBackward)),
-    *norm_specs(2048, [(None, False, False, "tanh", True)])[:2],
+    *[
+        spec
+        for name in ("tanh", "leaky_relu(0.2)")
+        for spec in norm_specs(2048, [(None, False, False, name, True)])[:2]
+    ],
     *map(RequantizeTranspose, (1, 3)),
     *map(Reduce, (1, 6)),
     *ALIGNED[::2],

@@ -13,7 +13,8 @@ from loka.devices.spec import RowLaunch
 from loka.errors import InputError
 from loka.kernels.fused.kernel_values import padded_width
 from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, GATES, NormBackward, NormForward
+from loka.kernels.fused.norm.activations import ACTIVATIONS, GATES
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows, configuration
 from loka.kernels.fused.norm.norms import NORMS
 from loka.kernels.fused.quantization import SCALINGS
@@ -67,7 +68,7 @@ def test_a_kernel_has_the_branches_that_its_operators_need(spec, templates):
     ast.parse(text)
     if not isinstance(spec, NormForward | NormBackward):
         return
-    named = {name for name in (*NORMS, *ACTIVATIONS, *GATES, *SCALINGS) if f'"{name}"' in text}
+    named = {name for name in (*NORMS, *ACTIVATIONS, *GATES, *SCALINGS, spec.activation) if f'"{name}"' in text}
     gates = {"gate_sigmoid", "gate_hardsigmoid"} if spec.activation in GATES else set()
     saves = {"layer_norm", "rms_norm"} if spec.norm in ("layer_norm", "rms_norm") else set()
     compared = {"sigmoid"}  # whose zeros are no zeros

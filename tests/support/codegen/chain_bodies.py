@@ -109,6 +109,9 @@ def _stacks() -> dict[str, nn.Module]:
         ),
         "activations": nn.Sequential(nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 64, bias=False), nn.Sigmoid()),
         "bounded": nn.Sequential(nn.Linear(48, 64), nn.Tanh(), nn.Linear(64, 40), nn.RMSNorm(40, eps=1e-5), nn.Tanh()),
+        "leaky": nn.Sequential(
+            nn.Linear(48, 64), nn.LeakyReLU(0.2), nn.Linear(64, 40), nn.LayerNorm(40), nn.LeakyReLU()
+        ),
         "one": nn.Sequential(nn.LayerNorm(48), nn.Linear(48, 40), nn.LayerNorm(40), nn.Sigmoid()),
         "norm_at_the_end": nn.Sequential(nn.Linear(48, 13), nn.LayerNorm(13)),
         "crosses": sums.Crosses(),

@@ -49,6 +49,7 @@ _INLINABLE = (
     nn.Identity,
     nn.Hardsigmoid,
     nn.Tanh,
+    nn.LeakyReLU,
 )
 
 

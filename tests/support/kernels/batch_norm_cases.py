@@ -12,7 +12,7 @@ from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from tests.support.kernels.rendered_cases import exact_activation
 
 EPS = 1e-5
-ACTIVATIONS = (None, "relu", "silu", "gelu")
+ACTIVATIONS = (None, "relu", "silu", "gelu", "leaky_relu(0.2)")
 SUMS = ("dweight", "dbias")
 KINK = 1e-5  # of the largest term of its column: what z rounds by, in float32 and with x far from zero, and some more
 
@@ -79,7 +79,7 @@ def case_of(
     assert dbeta is None or torch.allclose(dbeta, dbias)
     n = ((exact_x.detach() - mean) * scale).abs().amax(0)
     terms = {"y": n + beta.double().abs() if spec.bias else n, "dx": (grad.double() * scale).abs().amax(0)}
-    kinked = (z.detach().abs() <= KINK * terms["y"]) & (spec.activation == "relu")
+    kinked = (z.detach().abs() <= KINK * terms["y"]) & (spec.activation in ("relu", "leaky_relu(0.2)"))
     of_z = (grad.double() * kinked).abs() * kept
     unsure = {"dweight": (of_z * (exact_x.detach() - mean).abs()).sum(0), "dbias": of_z.sum(0)}
     return Case(taken, {"y": y.detach(), "dx": dx, "dweight": dweight, "dbias": dbias}, terms, kinked, unsure)

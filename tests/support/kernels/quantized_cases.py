@@ -9,7 +9,8 @@ from functools import partial
 
 from loka.errors import InputError
 from loka.kernels.fused.matrix_kernels import CastTranspose
-from loka.kernels.fused.norm.norm_spec import ACTIVATIONS, NormBackward, NormForward
+from loka.kernels.fused.norm.activations import ACTIVATIONS
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norms import NORMS
 from loka.kernels.fused.quantization import SCALINGS, Quantization
 from loka.numerics.enums import Format

@@ -6,6 +6,7 @@ import importlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,6 +42,8 @@ PARTS = [
     (None, False, False, "sigmoid", False),
     (None, False, False, "relu", True),
     (None, False, False, "tanh", True),
+    (None, False, False, "leaky_relu", True),
+    ("layer_norm", True, True, "leaky_relu(0.2)", True),
     (None, False, False, None, True),
     (None, False, False, None, False),
 ]
@@ -172,7 +175,11 @@ def exact_forward(spec: NormForward | NormBackward, tensors: dict[str, Tensor], 
 def exact_activation(activation: str | None, z: Tensor) -> Tensor:
     """An activation that is no gate, by torch's own function."""
     functions = {"relu": F.relu, "silu": F.silu, "sigmoid": torch.sigmoid, "hardswish": F.hardswish, "gelu": F.gelu}
-    functions |= {"tanh": torch.tanh}
+    functions |= {
+        "tanh": torch.tanh,
+        "leaky_relu": F.leaky_relu,
+        "leaky_relu(0.2)": partial(F.leaky_relu, negative_slope=0.2),
+    }
     return functions[activation](z) if activation else z
 
 

@@ -8,7 +8,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+
+def _by_where(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x, 0.2 * x)
+
+
+def _by_maximum(x: Tensor) -> Tensor:
+    return torch.maximum(x, 0.01 * x)
+
+
+def _in_place(x: Tensor) -> Tensor:
+    return F.leaky_relu(x, 0.2, inplace=True)
+
+
 TANHS = (nn.Tanh(), torch.tanh, F.tanh, Tensor.tanh, torch.tanh_)
+LEAKY_RELUS = (nn.LeakyReLU(0.2, inplace=True), F.leaky_relu, _in_place, _by_where, _by_maximum)
 
 
 class Activated(nn.Module):
@@ -32,6 +46,11 @@ class Activated(nn.Module):
 def tanhs() -> Activated:
     """Spellings of tanh."""
     return Activated(TANHS)
+
+
+def leaky_relus() -> Activated:
+    """Spellings of LeakyReLU, with torch's slope and another."""
+    return Activated(LEAKY_RELUS)
 
 
 def rows(batch: int) -> Tensor:

@@ -43,6 +43,14 @@ def sequential() -> nn.Module:
     )  # fmt: skip
 
 
+def leaky() -> nn.Module:
+    """LeakyReLUs, with torch's slope and another, between norms and dropouts."""
+    return nn.Sequential(
+        nn.Linear(IN, 64), nn.BatchNorm1d(64), nn.LeakyReLU(), nn.Dropout(0.1),
+        nn.Linear(64, 64), nn.BatchNorm1d(64), nn.LeakyReLU(0.2, inplace=True), nn.Dropout(0.3), nn.Linear(64, OUT),
+    )  # fmt: skip
+
+
 def seeded(body: nn.Module) -> nn.Module:
     """The same with statistics and parameters of its norms that are not the usual ones."""
     with torch.no_grad():

@@ -120,7 +120,7 @@ def idle_tower() -> nn.Module:
 def prelu_tower() -> nn.Module:
     """Activations that no kernel takes."""
     return nn.Sequential(
-        nn.Linear(32, 16), nn.LayerNorm(16), nn.PReLU(16), nn.Linear(16, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1)
+        nn.Linear(32, 16), nn.LayerNorm(16), nn.PReLU(16), nn.Linear(16, 16), nn.ELU(), nn.Linear(16, 1)
     )
 
 

@@ -6,15 +6,14 @@ Everything is float32 inside, whatever the dtypes of the arguments. Sums over ro
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from loka.errors import InputError
+from loka.kernels.fused.norm.activations import activated, gradient_of, gradient_past
 from loka.kernels.fused.norm.norms import Normalised, norm_of, normalised_by
 from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import AMAX_FLOOR, FORMATS, Quantized, quantize, round_up_to_power_of_two
@@ -80,12 +79,12 @@ def norm_forward(
         x = x + residual.float()
     kept = x
     if norm is None:
-        y = _dropped(_activate(x, activation, kept), mask, dropout)
+        y = _dropped(activated(x, activation, kept), mask, dropout)
         return Forward(y, x.new_empty(0), x.new_empty(0), kept)
     traits = norm_of(norm)
     normed = traits.forward(x, eps, block)
     rstd = normed.rstd if traits.saved else x.new_empty(0)
-    y = _activate(_affine(normed.n, weight, bias), activation, kept)
+    y = activated(_affine(normed.n, weight, bias), activation, kept)
     y = _dropped(y if multiplier is None else y * multiplier.float(), mask, dropout)
     return Forward(y, normed.mean, rstd, kept)
 
@@ -129,18 +128,18 @@ def norm_backward(
             raise InputError("norm_backward: a norm or an activation needs x, the forward's input")
         z = x.float() if add is None else x.float() + add.float()
         if norm is None:
-            dsum = _activation_backward(dz, z, activation, z)
+            dsum = gradient_of(dz, z, activation, z)
             dbias = dsum.sum(0, keepdim=True)
         else:
             normed = _normalised_again(z, norm, mean, rstd, eps, block)
             y = _affine(normed.n, weight, bias)
-            dmultiplier = product_grad * _activate(y, activation, z) if multiplier is not None else dmultiplier
-            dz = _activation_backward(dz, y, activation, z)
+            dmultiplier = product_grad * activated(y, activation, z) if multiplier is not None else dmultiplier
+            dz = gradient_of(dz, y, activation, z)
             dweight, dbias = (dz * normed.n).sum(0, keepdim=True), dz.sum(0, keepdim=True)
             dn = dz if weight is None else dz * weight.float()
             if mean_dn is not None and mean_dn_n is not None:
                 dn = dn - mean_dn - normed.n * mean_dn_n
-            dsum = norm_of(norm).gradient(dn, normed, eps, block) + _past_norm(grad, y, activation)
+            dsum = norm_of(norm).gradient(dn, normed, eps, block) + gradient_past(grad, y, activation)
     if residual_grad_in is not None:
         dsum = dsum + residual_grad_in.float()
     dx = dsum if times is None else dsum * times.float()
@@ -265,63 +264,3 @@ def _dropped(y: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
 def _affine(n: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     z = n if weight is None else n * weight.float()
     return z if bias is None else z + bias.float()
-
-
-def _activate(z: Tensor, activation: str | None, gate_input: Tensor) -> Tensor:
-    """The activation of z; a gate multiplies what the norm took by it."""
-    match activation:
-        case None:
-            return z
-        case "relu":
-            return torch.where(z < 0.0, 0.0, z)
-        case "silu":
-            return z * torch.sigmoid(z)
-        case "sigmoid":
-            return torch.sigmoid(z)
-        case "hardswish":
-            return F.hardswish(z)
-        case "gelu":
-            return F.gelu(z)
-        case "tanh":
-            return torch.tanh(z)
-        case "gate_sigmoid" | "gate_hardsigmoid":
-            return gate_input * _gate(z, activation)
-    raise InputError(f"no kernel has an activation {activation!r}")
-
-
-def _gate(z: Tensor, activation: str) -> Tensor:
-    return torch.sigmoid(z) if activation == "gate_sigmoid" else F.hardsigmoid(z)
-
-
-def _past_norm(grad: Tensor, z: Tensor, activation: str | None) -> Tensor | float:
-    """The part of the gradient of what a norm took that does not go through it: that of a gate."""
-    gated = activation in ("gate_sigmoid", "gate_hardsigmoid")
-    return grad * _gate(z, activation) if gated and activation is not None else 0.0
-
-
-def _activation_backward(grad: Tensor, z: Tensor, activation: str | None, gate_input: Tensor) -> Tensor:
-    """grad times the activation's derivative at z; for a gate also times what the norm took."""
-    sigmoid = torch.sigmoid(z)
-    match activation:
-        case None:
-            return grad
-        case "relu":
-            return torch.where(z <= 0.0, 0.0, grad)
-        case "silu":
-            return grad * sigmoid * (1.0 + z * (1.0 - sigmoid))
-        case "sigmoid":
-            return grad * sigmoid * (1.0 - sigmoid)
-        case "hardswish":
-            slope = torch.where(z < 3.0, grad * (z / 3.0 + 0.5), grad)
-            return torch.where(z <= -3.0, 0.0, slope)
-        case "gelu":
-            density = torch.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
-            return grad * (0.5 * (1.0 + torch.erf(z * math.sqrt(0.5))) + z * density)
-        case "tanh":  # 1 - tanh(z)**2 without the difference, of which nothing would be left for a large z
-            e = torch.exp(-2.0 * z.abs())
-            return grad * 4.0 * e / (1.0 + e).square()
-        case "gate_sigmoid":
-            return grad * gate_input * sigmoid * (1.0 - sigmoid)
-        case "gate_hardsigmoid":
-            return torch.where((z > -3.0) & (z < 3.0), grad * gate_input / 6.0, 0.0)
-    raise InputError(f"no kernel has an activation {activation!r}")

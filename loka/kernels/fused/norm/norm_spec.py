@@ -12,11 +12,10 @@ from dataclasses import KW_ONLY, dataclass
 from loka.errors import InputError
 from loka.kernels.fused.kernel_values import LARGEST_HELD, check_width
 from loka.kernels.fused.matrix_kernels import CastTranspose, Products, Reduce, RequantizeTranspose, Transpose
+from loka.kernels.fused.norm.activations import GATES, name_and_constants
 from loka.kernels.fused.norm.norms import NORMS, NormTraits, traits_of
 from loka.kernels.fused.quantization import ROWWISE, Quantization
 
-ACTIVATIONS = ("relu", "silu", "sigmoid", "hardswish", "gelu", "tanh")  # gelu is the exact one, by erf
-GATES = ("gate_sigmoid", "gate_hardsigmoid")  # what the norm takes times that of what it gives: SwishNorm
 IN_CHUNKS = ("rowwise", "static", "maximum")  # scalings of rows that are wider than a program holds
 BLOCK = 256  # elements that a block_norm normalises together, unless told
 
@@ -30,7 +29,7 @@ class _NormSpec:
     weight: bool = False  # whether the norm has a weight
     bias: bool = False  # whether the norm has a bias
     eps: float = 1e-5  # of the norm; a backward reads it only with `eps_in_backward`, for it is in rstd
-    activation: str | None = None  # one of ACTIVATIONS, or with a norm of GATES
+    activation: str | None = None  # as ACTIVATIONS are named, or with a norm one of GATES
     add: bool = False  # whether a vector (a linear's bias) is added to x first
     quantize: bool = False  # e4m3 with a power-of-two scale a row, or a matrix of floats
     _: KW_ONLY
@@ -250,11 +249,12 @@ def _multiplied(spec: NormForward | NormBackward) -> str:
 
 def _dropout(spec: NormForward | NormBackward) -> str:
     """In names: `dropout_0_1`."""
-    return f"dropout_{_identifier(spec.dropout)}" if spec.dropout else ""
+    return f"dropout_{_identifier(repr(spec.dropout))}" if spec.dropout else ""
 
 
-def _identifier(number: float) -> str:
-    return "".join(c if c.isalnum() else "_" for c in repr(number))
+def _identifier(text: str) -> str:
+    """In names: `leaky_relu_0_2`."""
+    return "".join(c if c.isalnum() else "_" for c in text).strip("_")
 
 
 def _width(spec: NormForward | NormBackward) -> str:
@@ -274,7 +274,7 @@ def _what(spec: NormForward | NormBackward) -> str:
         if spec.bias != ("bias" in spec.traits.parameters):
             parts.append("biased" if spec.bias else "unbiased")
     if spec.activation is not None:
-        parts.append(spec.activation)
+        parts.append(_identifier(spec.activation))
     return "_".join(parts)
 
 
@@ -282,7 +282,7 @@ def _eps(spec: NormForward | NormBackward) -> str:
     """Of the names of kernels that differ in eps alone: `eps_1e_06`; nothing for the usual 1e-05."""
     if spec.norm is None or spec.eps == 1e-5:
         return ""
-    return f"eps_{_identifier(spec.eps)}"
+    return f"eps_{_identifier(repr(spec.eps))}"
 
 
 def _check_aligned(spec: NormForward) -> None:
@@ -300,9 +300,8 @@ def _check_norm(spec: NormForward | NormBackward) -> None:
     check_width(spec.width)
     if spec.norm is not None and spec.norm not in NORMS:
         raise InputError(f"no kernel has a norm {spec.norm!r}; it can be {', '.join(NORMS)} or None")
-    if spec.activation is not None and spec.activation not in ACTIVATIONS + GATES:
-        names = ", ".join(ACTIVATIONS + GATES)
-        raise InputError(f"no kernel has an activation {spec.activation!r}; it can be {names} or None")
+    if spec.activation is not None:
+        name_and_constants(spec.activation)
     if spec.activation in GATES and spec.norm is None:
         raise InputError(f"{spec.activation} multiplies what a norm takes, and there is no norm")
     if spec.norm is None and (spec.weight or spec.bias):

@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 from loka.devices.spec import DeviceSpec, RowLaunch
 from loka.devices.targets import DEFAULT
 from loka.kernels.fused.kernel_values import LARGEST_HELD, padded_width
-from loka.kernels.fused.norm.norm_spec import GATES, NormBackward, NormForward
+from loka.kernels.fused.norm.activations import GATES, activation_title
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 
 ONE_SCALE = ("maximum", "tensorwise")  # the kernel that finds a matrix's largest value, and the one that writes it
 
@@ -95,16 +96,6 @@ class Rows:
     chunk: int = 0  # columns at a step of rows that no program holds
 
 
-_ACTIVATIONS = {
-    "relu": "ReLU",
-    "silu": "SiLU",
-    "sigmoid": "sigmoid",
-    "hardswish": "Hard Swish",
-    "gelu": "GELU",
-    "tanh": "tanh",
-    "gate_sigmoid": "sigmoid gate",
-    "gate_hardsigmoid": "hard gate",
-}
 _SUMS = ("dweight", "dbias", "dadd")
 
 
@@ -125,7 +116,7 @@ def norm_title(spec: NormForward | NormBackward) -> str:
         block = f" {spec.block}" if spec.traits.over_blocks else ""
         steps.append(spec.traits.title + block + eps)
     if spec.activation is not None:
-        steps.append(_ACTIVATIONS[spec.activation])
+        steps.append(activation_title(spec.activation))
     steps += ["product"] if spec.multiplied else []
     title = _title(spec, steps, spec.how.description)
     room = 120 - len('    """ for grad (m, WIDTH)."""')
