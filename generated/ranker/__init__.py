@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "2434b68c506c003c3076a070679604a606b67a4486f4c62055450c66221b1703"
+STAMP = "0fa993c74b6efe172cb128c2070967780103634b1b57281a9eb7c411f4ce8c14"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "2434b68c506c003c3076a070679604a606b67a4486f4c62055450c66221b1703"
+STAMP = "0fa993c74b6efe172cb128c2070967780103634b1b57281a9eb7c411f4ce8c14"
 
 kernel = operators.of_package(__package__, "21441692")
 

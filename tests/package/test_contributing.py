@@ -34,12 +34,21 @@ from loka.numerics.scalings import BLOCKS, TOGETHER, Block
 from loka.policy.policy_schema import json_schema
 from loka.policy.site_schema import ScalingChoice
 from tests.support import added_mods, markdown
+from tests.support.added_activation import edits as added_activation
 from tests.support.added_norm import edits as added_norm
+from tests.support.edited_loka import Edit, write_edited_loka
 from tests.support.processes.launch import environment
 
 PAGE = markdown.read(markdown.REPOSITORY / "CONTRIBUTING.md")
 CHECKLISTS = {title: text for title, _, text in (part.partition("\n") for part in PAGE.split("\n## Add ")[1:])}
-AT_MOST = {"a GEMM library": 2, "a mod": 3, "a target device": 2, "a scaling recipe": 6, "a norm": 3}
+AT_MOST = {
+    "a GEMM library": 2,
+    "a mod": 3,
+    "a target device": 2,
+    "a scaling recipe": 6,
+    "a norm": 3,
+    "an activation": 2,
+}
 
 
 def _files(checklist: str) -> list[str]:
@@ -151,17 +160,29 @@ def test_every_norm_is_in_each_table_of_the_checklist() -> None:
 
 
 @pytest.mark.slow
-def test_a_norm_is_added_by_the_files_of_the_checklist(tmp_path: Path) -> None:
-    """torch.nn.functional.normalize, added to a copy of LoKA: its kernels, and a model from policy to `verify`."""
+@pytest.mark.parametrize(
+    ("title", "edits", "added", "compared"),
+    [
+        ("a norm", added_norm.EDITS, "added_norm", 96),
+        ("an activation", added_activation.EDITS, "added_activation", 4),
+    ],
+)
+def test_it_is_added_by_the_files_of_the_checklist(
+    tmp_path: Path, title: str, edits: tuple[Edit, ...], added: str, compared: int
+) -> None:
+    """torch.nn.functional.normalize or softsign, in a copy of LoKA: its kernels, and a model from policy to `verify`.
+
+    `compared` results of kernels are compared.
+    """
     pytest.importorskip("triton", reason="Triton interprets kernels; this platform has none")
-    assert added_norm.edited_files() == set(_files(CHECKLISTS["a norm"]))
-    added_norm.write_loka_with_norm(tmp_path)
+    assert {edit.file for edit in edits} == set(_files(CHECKLISTS[title]))
+    write_edited_loka(tmp_path, edits)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.added_norm.taken_through"],
+        [sys.executable, "-m", f"tests.support.{added}.taken_through"],
         cwd=tmp_path,  # first on the path of what is imported
         env=environment(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES=""),
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 96  # results of kernels that were compared
+    assert int(done.stdout) == compared

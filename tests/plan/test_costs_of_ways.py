@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from loka.graph.patterns.linear_chain import ChainStage, LinearChain
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
 from loka.numerics.enums import Accumulation, Format, Gemm, Range, Scaling
 from loka.numerics.recipe import OperandRecipe, Recipe
+from loka.plan.rewrite.rewrites import Rewrites
 from loka.plan.select.perf_model import Latency, PerfModel
 from loka.plan.select.workload import (
     SiteSizes,
@@ -221,15 +223,21 @@ def test_a_norm_times_a_matrix_takes_the_time_of_the_norm() -> None:
         assert (made.us, made.source) == (without.us, TimeSource.ESTIMATED)
 
 
-def test_an_activation_without_a_recording_takes_the_time_of_another() -> None:
+@pytest.mark.parametrize("activation", ["tanh", "leaky_relu"])
+def test_an_activation_without_a_recording_takes_the_time_of_another(activation: str) -> None:
     shipped = Measurements.shipped("h200")
     assert shipped is not None
-    part = Part(PartKind.FORWARD, "rendered", 16384, 2048, recipe="bfloat16", around="layer_norm tanh")
+    part = Part(PartKind.FORWARD, "rendered", 16384, 2048, recipe="bfloat16", around=f"layer_norm {activation}")
     perf_model = PerfModel(shipped)
     made, like = perf_model.part(part), perf_model.part(replace(part, around="layer_norm silu"))
     assert made is not None
     assert like is not None
     assert (made.us, made.source) == (like.us, TimeSource.ESTIMATED)
+
+
+def test_a_slope_is_no_part_of_what_is_timed() -> None:
+    chain = LinearChain(0, 1, (ChainStage("a", 0, activation="leaky_relu(0.2)"),))
+    assert Rewrites(chains=[chain]).traced.around == {"a": Surroundings("", "leaky_relu")}
 
 
 def test_each_part_is_looked_up_once() -> None:

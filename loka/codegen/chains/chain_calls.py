@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from loka.codegen.chains.chain_shapes import KNOWN, ChainShape, chain_shape, fits
+from loka.codegen.chains.chain_shapes import ChainShape, chain_shape, fits
 from loka.codegen.chains.static_operands import arguments as known_arguments
 from loka.codegen.chains.static_operands import without_maxima
 from loka.codegen.layout import tuple_of
@@ -18,6 +18,7 @@ from loka.graph.patterns.linear_chain import LinearChain, chain_input, find_chai
 from loka.graph.patterns.norm import ChainNorm
 from loka.kernels.fused.kernel_values import LARGEST_HELD
 from loka.plan.plan import SitePlan
+from loka.plan.rewrite.rewrites import KERNEL_OPERATIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def planned_chains(forward: ForwardIR, index: Mapping[int, int], plans: Sequence
         return (kinds[site], trained[site]) == (kinds[other], trained[other])
 
     while True:
-        chains = find_chains(forward, regions, KNOWN, same, lambda site: kinds[site] != "plain")
+        chains = find_chains(forward, regions, KERNEL_OPERATIONS, same, lambda site: kinds[site] != "plain")
         made = [_planned(forward, chain, index, plans) for chain in chains]
         lacking = {site for planned in made for site in _without_operands(planned)}
         if not lacking:

@@ -8,16 +8,15 @@ from dataclasses import dataclass, replace
 from loka.codegen.modules.gemm_calls import GemmRecipe
 from loka.codegen.modules.linear_recipes import SiteRecipe
 from loka.errors import LokaError
-from loka.graph.patterns.linear_chain import LinearChain, StaticOperands
+from loka.graph.patterns.linear_chain import LinearChain
 from loka.graph.patterns.norm import ChainNorm
-from loka.kernels.fused.kernel_values import LARGEST_HELD, LARGEST_WIDTH
-from loka.kernels.fused.norm.activations import ACTIVATIONS, GATES, name_and_constants
+from loka.kernels.fused.kernel_values import LARGEST_WIDTH
+from loka.kernels.fused.norm.activations import name_and_constants
 from loka.kernels.fused.norm.norm_spec import BLOCK, NormBackward, NormForward
 from loka.kernels.fused.norm.norms import NORMS
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.plan import SitePlan
 
-KNOWN = StaticOperands(frozenset(NORMS), frozenset({*ACTIVATIONS, *GATES}), LARGEST_HELD)
 _NO_EPS = 1e-05  # in the specs of kernels without a norm, so that equal kernels have equal specs
 
 

@@ -43,7 +43,7 @@ OF_SEVERAL = "one call multiplies it and several tensors, which only a mixing la
 FLOAT64 = "its Parameters are float64, and fused kernels compute in float32"
 
 _MODULES = frozenset({BATCH_NORM, DROPOUT})
-_STATIC_OPERANDS = StaticOperands(frozenset(NORMS), frozenset({*ACTIVATIONS, *GATES}), LARGEST_HELD)
+KERNEL_OPERATIONS = StaticOperands(frozenset(NORMS), frozenset({*ACTIVATIONS, *GATES}), LARGEST_HELD)
 
 
 class Trace(Protocol):
@@ -270,7 +270,7 @@ def _chained(request: RewriteRequest, forward: ForwardIR) -> tuple[tuple[LinearC
     """The chains of FP8 linears, and those of native ones."""
     fp8 = [region for region in forward.regions if region.site in request.chained]
     kept = [region for region in forward.regions if region.site in request.kept]
-    fp8_chains, kept_chains = (find_chains(forward, regions, _STATIC_OPERANDS) for regions in (fp8, kept))
+    fp8_chains, kept_chains = (find_chains(forward, regions, KERNEL_OPERATIONS) for regions in (fp8, kept))
     return fp8_chains, kept_chains
 
 

@@ -25,8 +25,8 @@ from loka.probe.profile.profile import Estimate, Finding, Interval, NeEstimate, 
 NOT_JUDGED = "not judged: no measurement decides here, nor does min_speedup"
 _LISTED = 8  # names of sites in a message
 _BATCH_NORM = (
-    "kernels take an nn.BatchNorm1d right after a linear, on a matrix, called once, with running statistics and a "
-    "momentum, and without hooks"
+    "kernels take an nn.BatchNorm1d right after a linear, as its only reader, on a matrix, called once, with running "
+    "statistics and a momentum, and without hooks"
 )
 _OTHER_ACTIVATIONS = flow.ACTIVATIONS.union({"prelu"}).difference(ACTIVATIONS)  # which no kernel takes
 _ACTIVATION = f"of activations kernels take {', '.join(ACTIVATIONS)}"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from loka.dispatch import runtime
@@ -120,6 +121,13 @@ def test_closed_forms():
     slope = norm_reference.norm_backward(torch.ones_like(y), x=y, activation="hardswish")
     assert slope.x.tolist() == [[0.0, 0.0, 0.5, 1.0, 1.0, 1.0]]
     assert slope.add.tolist() == slope.x.tolist()
+    ends = torch.tensor([[0.0, -0.0, -1.0, 2.0, torch.nan, torch.inf, -torch.inf]], requires_grad=True)
+    leaky = F.leaky_relu(ends, 0.2)
+    (slope,) = torch.autograd.grad(leaky.sum(), ends)
+    found = norm_reference.norm_forward(ends.detach(), activation="leaky_relu(0.2)").y
+    torch.testing.assert_close(found, leaky.detach(), rtol=0.0, atol=0.0, equal_nan=True)
+    found = norm_reference.norm_backward(torch.ones_like(ends), x=ends.detach(), activation="leaky_relu(0.2)").x
+    assert torch.equal(found, slope)
     steep = torch.tensor([[0.0, -1e-6, 20.0, -40.0, 200.0, -torch.inf]])
     slope = norm_reference.norm_backward(torch.ones_like(steep), x=steep, activation="tanh").x
     torch.testing.assert_close(slope.double(), steep.double().cosh() ** -2.0, rtol=1e-6, atol=1e-45)

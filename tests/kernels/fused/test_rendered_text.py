@@ -76,6 +76,17 @@ def test_a_kernel_has_the_branches_that_its_operators_need(spec, templates):
     assert {name for name in (spec.norm, spec.activation) if name} <= named
 
 
+def test_slopes_have_kernels_of_their_own(templates):
+    specs = [NormForward(24, activation=name, quantize=True) for name in ("leaky_relu", "leaky_relu(1e-05)")]
+    kernels = [render(spec) for spec in specs]
+    assert [kernel.function for kernel in kernels] == ["leaky_relu_e4m3", "leaky_relu_1e_05_e4m3"]
+    assert [kernel.title for kernel in kernels] == [
+        f"LeakyReLU {slope} -> e4m3 with one power-of-two scale a row" for slope in ("0.01", "1e-05")
+    ]
+    text = render_files(kernels, templates, "a test")["triton_kernels.py"]
+    assert [f"z = leaky_relu(z, {slope})" in text for slope in ("0.01", "1e-05", "0.2")] == [True, True, False]
+
+
 def test_a_configuration_changes_the_operator(templates):
     spec = NormForward(2048, "layer_norm", True, True, 1e-5, "silu", False, True, True)
     assert spec.function == "layer_norm_silu_e4m3"
@@ -108,6 +119,9 @@ def test_a_row_fits_its_configuration():
         (lambda: NormBackward(256, "block_norm", multiplied=True), "multiplies what a norm over rows"),
         (lambda: NormForward(8, "rms_norm", True, False, float("nan"), None, False, True, True), "eps"),
         (lambda: NormBackward(8, "rms_norm", True, False, -1.0, None, False, True), "eps"),
+        (lambda: NormForward(8, activation="leaky_relu(1.0)"), r"no kernel has an activation 'leaky_relu\(1.0\)'"),
+        (lambda: NormForward(8, activation="leaky_relu(-0.2)"), r"leaky_relu\(-0.2\)"),
+        (lambda: NormBackward(8, activation="silu(0.2)"), r"silu\(0.2\)"),
         (lambda: NormForward(8, None, True, False, 1e-5, None, False, True, True), "neither weight nor bias"),
         (lambda: NormForward(8, None, False, False, 1e-5, None, False, False, True), "copy its input"),
         (lambda: NormBackward(8, None, False, False, 1e-5, None, True, False), "copy its input"),

@@ -2,21 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import dataclass
-from pathlib import Path
-
-ROOT = Path(__file__).parents[3]
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """Text that goes into a file before a line that the file has once."""
-
-    file: str
-    before: str
-    text: str
-
+from tests.support.edited_loka import Edit
 
 EDITS = (
     Edit(
@@ -78,20 +64,3 @@ def _normalize_gradient(dn: Tensor, normed: Normalised, eps: float, block: int) 
 """,
     ),
 )
-
-
-def edited_files() -> set[str]:
-    """The files that are changed, as the checklist calls them."""
-    return {edit.file for edit in EDITS}
-
-
-def write_loka_with_norm(folder: Path) -> None:
-    """A copy of the package and its templates with these edits. Raises ValueError where a line is not there once."""
-    for name in ("loka", "templates"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for edit in EDITS:
-        path = folder / edit.file
-        text = path.read_text(encoding="utf-8")
-        if text.count(edit.before) != 1:
-            raise ValueError(f"{edit.file} has {edit.before!r} {text.count(edit.before)} times")
-        path.write_text(text.replace(edit.before, edit.text + edit.before), encoding="utf-8")

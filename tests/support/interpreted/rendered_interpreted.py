@@ -31,10 +31,15 @@ from tests.support.kernels.rendered_cases import (
 from tests.support.pairwise import pairwise
 
 Norm = NormForward | NormBackward
-STEEP = (
-    NormForward(24, None, False, False, 1e-5, "tanh", False, False, True),
-    NormBackward(24, None, False, False, 1e-5, "tanh", False, False),
-)
+
+
+def alone(activation: str) -> tuple[NormForward, NormBackward]:
+    """Kernels of an activation of 24 elements, and of its gradient."""
+    parts = (24, None, False, False, 1e-5, activation, False, False)
+    return NormForward(*parts, True), NormBackward(*parts)
+
+
+STEEP, LEAKY = alone("tanh"), alone("leaky_relu(0.2)")
 
 # By the width's configuration: several rows at a step or one; a power of two or a padded width.
 WIDTHS = (13, 16, 24, 256, 479, 512, 600, 768)
@@ -146,8 +151,12 @@ def check_tanh(package: Package) -> None:
     for spec, given, wanted in zip(STEEP, ([x], [torch.ones_like(x), x]), expected, strict=True):
         (got,) = results(package, spec, *given).values()
         assert torch.allclose(got.double(), wanted, rtol=1e-6, atol=0.0), (got, wanted)
+
+
+def check_ends(package: Package) -> None:
+    """Infinities, NaN and zero, as the reference has them."""
     ends = torch.tensor([[torch.inf, -torch.inf, torch.nan, *[-0.0] * 21]])
-    for spec, given in zip(STEEP, ([ends], [torch.ones_like(ends), ends]), strict=True):
+    for spec, given in zip((*STEEP, *LEAKY), ([ends], [torch.ones_like(ends), ends]) * 2, strict=True):
         (got,) = results(package, spec, *given).values()
         (wanted,) = package.run(spec, *given).values()
         assert torch.allclose(got, wanted, rtol=1e-6, atol=0.0, equal_nan=True), got
@@ -203,7 +212,9 @@ def main(folder: Path) -> int:
     without = norm_specs(24, PARTS)
     package = write_package(
         folder / "interpreted",
-        dict.fromkeys([*specs, *bare, *without, *STEEP, *map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, (1, 2, 3))]),
+        dict.fromkeys(
+            [*specs, *bare, *without, *STEEP, *LEAKY, *map(RequantizeTranspose, (1, 2, 3)), *map(Reduce, (1, 2, 3))]
+        ),
     )
     compared = check_norms(package, specs)
     check_scales(package, specs)
@@ -212,4 +223,5 @@ def main(folder: Path) -> int:
     check_requantize_transpose_and_reduce(package)
     check_without_rows(package)
     check_tanh(package)
+    check_ends(package)
     return compared

@@ -53,6 +53,28 @@ def leaky_relus() -> Activated:
     return Activated(LEAKY_RELUS)
 
 
+class Dice(nn.Module):
+    """The activation of a DIN: x, or alpha * x, by the sigmoid of x over the batch."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width, eps=1e-9, affine=False)
+        self.alpha = nn.Parameter(torch.full((width,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = torch.sigmoid(self.norm(x))
+        return gate * x + (1.0 - gate) * self.alpha * x
+
+
+def learned() -> nn.Module:
+    """Activations with Parameters, and a LeakyReLU with a slope that no kernel takes."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(48, 64), nn.LayerNorm(64), nn.PReLU(), nn.Linear(64, 64), nn.PReLU(64),
+        nn.Linear(64, 64), Dice(64), nn.Linear(64, 64), nn.LeakyReLU(-0.2), nn.Linear(64, 16),
+    )  # fmt: skip
+
+
 def rows(batch: int) -> Tensor:
     """x (batch, 48)."""
     return torch.randn(batch, 48, generator=torch.Generator().manual_seed(batch))
