@@ -124,7 +124,7 @@ def requested_interactions(
 def interaction_outcomes(
     rules: Sequence[ModRule], model: nn.Module, found: FusedInteractions, crossing: Sequence[str]
 ) -> dict[str, ModOutcome]:
-    """The result of each entry, by its `source`. `crossing` are modules with cross layers, which it may be about.
+    """The result of each entry, by its `source`. `crossing` are modules with cross layers, which are no mistake.
 
     Raises PolicyError for entries without any fused interaction, and for modules that they name and that are not
     changed.
@@ -133,8 +133,8 @@ def interaction_outcomes(
     problems: list[Problem] = []
     for rule in _entries(rules):
         fused = [each for each in found.fused if rule.wants(each.owner)]
-        crosses = [owner for owner in crossing if rule.wants(owner)]
-        reasons = {**dict.fromkeys(crosses, CROSS), **found.reasons}
+        crosses = [owner for owner in crossing if rule.wants(owner) and owner not in found.reasons]
+        reasons = {**found.reasons, **dict.fromkeys(crosses, CROSS)}
         left = tuple(Unchanged(owner, reason) for owner, reason in reasons.items() if rule.wants(owner))
         rewritten = tuple(RewriteResult(rule.use, each.owner, each.sites, "", each.what) for each in fused)
         outcomes[rule.source] = ModOutcome(rewritten, left)

@@ -15,6 +15,7 @@ from tests.support.gpu import ON_HOPPER
 pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("fresh_compiler")]
 
 FUSED, HIGH = "{use: fuse_interaction}", "{use: residual_high_precision}"
+CARRIED = [("dcn", HIGH), ("wukong", HIGH), ("wukong", f"{HIGH}, {FUSED}")]
 TRANSPOSED = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
 RULES = "{match: {max_n: 32}, compute: keep}, {match: {max_k: 32}, compute: keep, optional: true}"
 BATCH = 1031
@@ -26,8 +27,7 @@ def model_of(workplace: Workplace, kind: str) -> tuple[nn.Module, Tensor]:
     return workplace.models.sized().cuda().bfloat16(), torch.randn(BATCH, 32, 64, device="cuda").bfloat16()
 
 
-@pytest.mark.parametrize("kind", ["dcn", "wukong"])
-@pytest.mark.parametrize("mods", [FUSED, HIGH, f"{HIGH}, {FUSED}"])
+@pytest.mark.parametrize(("kind", "mods"), [("wukong", FUSED), *CARRIED])
 @pytest.mark.parametrize("defaults", ["compute: keep", TRANSPOSED])
 def test_as_near_to_float64_as_the_model_is(workplace: Workplace, kind: str, mods: str, defaults: str) -> None:
     model, x = model_of(workplace, kind)
@@ -46,10 +46,10 @@ def test_as_near_to_float64_as_the_model_is(workplace: Workplace, kind: str, mod
         assert chains.error(again[key], exact[key]) < bound, key
 
 
-@pytest.mark.parametrize("kind", ["dcn", "wukong"])
-def test_a_captured_step_gives_what_a_step_gives(workplace: Workplace, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "mods"), CARRIED)
+def test_a_captured_step_gives_what_a_step_gives(workplace: Workplace, kind: str, mods: str) -> None:
     model, x = model_of(workplace, kind)
-    _, _, package = workplace.make("sized", mods=f"{HIGH}, {FUSED}", inputs="sized_inputs")
+    _, _, package = workplace.make("sized", mods=mods, inputs="sized_inputs")
     parameters = list(model.parameters())
 
     def step() -> list[Tensor]:

@@ -51,9 +51,10 @@ def hidden():
 class InPlace(nn.Module):
     def __init__(self):
         super().__init__()
-        self.rank = nn.Parameter(torch.randn(6, 16))
+        self.linear, self.rank = nn.Linear(16, 16), nn.Parameter(torch.randn(6, 16))
 
     def forward(self, x):
+        x = x * self.linear(x) + x
         return (x + x @ (x.transpose(1, 2) @ self.rank)).clamp_(max=2.0)
 
 class Relu(nn.Module):
