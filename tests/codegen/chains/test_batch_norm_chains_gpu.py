@@ -18,19 +18,22 @@ pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("fresh_compiler")]
 RECIPES = {"as_is": chains.AS_IS, "fp8": chains.CHAIN}
 
 
-def tower(width: int) -> nn.Module:
+def tower(width: int, activation: nn.Module) -> nn.Module:
     return nn.Sequential(
-        nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(),
+        nn.Linear(width, width), nn.BatchNorm1d(width), activation,
         nn.Linear(width, width), nn.BatchNorm1d(width), nn.SiLU(), nn.Linear(width, width),
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(0.2)], ids=str)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("width", "rows"), [(256, 4093), (1024, 8192), (1100, 512)])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_against_float64(planned: PlanPackage, recipe: str, width: int, rows: int, training: bool) -> None:
+def test_against_float64(
+    planned: PlanPackage, recipe: str, width: int, rows: int, training: bool, activation: nn.Module
+) -> None:
     torch.manual_seed(0)
-    body = seeded(tower(width))
+    body = seeded(tower(width, activation))
     package = planned(chains.chain_plan(body, RECIPES[recipe], lambda batch: torch.randn(batch, width)))
     model = chains.Holder(body).cuda().bfloat16().train(training)
     exact = chains.Holder(chains.simulated(model.body) if recipe == "fp8" else copy.deepcopy(model.body).double())
@@ -50,7 +53,7 @@ def test_against_float64(planned: PlanPackage, recipe: str, width: int, rows: in
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_replayed_steps_move_the_running_statistics(planned: PlanPackage, recipe: str) -> None:
     torch.manual_seed(0)
-    body = seeded(tower(512))
+    body = seeded(tower(512, nn.ReLU()))
     package = planned(chains.chain_plan(body, RECIPES[recipe], lambda batch: torch.randn(batch, 512)))
     eager = chains.Holder(body).cuda()
     replayed = copy.deepcopy(eager)

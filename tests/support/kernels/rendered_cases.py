@@ -43,7 +43,7 @@ PARTS = [
     (None, False, False, "relu", True),
     (None, False, False, "tanh", True),
     (None, False, False, "leaky_relu", True),
-    ("layer_norm", True, True, "leaky_relu(0.2)", True),
+    ("rms_norm", True, False, "leaky_relu(0.2)", True),  # of a sign that rounding does not change
     (None, False, False, None, True),
     (None, False, False, None, False),
 ]
