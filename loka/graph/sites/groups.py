@@ -164,7 +164,7 @@ class _Apart:
         groups, shape = held[0].meta["example_value"].shape[0], x.meta["example_value"].shape
         if len(shape) == 2:
             return _Product(x, held[0], groups, 0, held[1], shared=True)
-        if len(shape) < 3 or type(shape[-3]) is not int or shape[-3] != groups:
+        if len(shape) < 3 or _number(shape[-3]) != groups:
             return None
         return _Product(x, held[0], groups, len(shape) - 3, held[1])
 
@@ -254,6 +254,11 @@ class _Adding:
         run = getattr(Tensor, target) if isinstance(target, str) else target
         made.meta = dict(origin.meta) | {"example_value": run(*values[0], **values[1])}
         return made
+
+
+def _number(size: int | torch.SymInt) -> int | None:
+    """A size that is a number, or a symbol that has to be one; no guard is installed."""
+    return size.node.maybe_as_int() if isinstance(size, torch.SymInt) else size
 
 
 def _after_tensor(node: fx.Node) -> tuple[Any, ...]:

@@ -30,6 +30,13 @@ class Gated(nn.Module):
         return torch.einsum("bto,tod->btd", F.silu(torch.einsum("bti,tio->bto", x, self.gate)) * up, self.down)
 
 
+class Batched(Gated):
+    """The product alone says how many groups the argument has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.bmm(x.transpose(0, 1), self.up)
+
+
 class Shared(Gated):
     """All groups read the same rows, and the products are transposed."""
 
@@ -57,7 +64,9 @@ def counted(captured: Captured) -> Counter[str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "stacks", "unbinds"), [(Gated, 1, 1), (Shared, 2, 0), (Beside, 4, 3)], ids=["gated", "shared", "beside"]
+    ("kind", "stacks", "unbinds"),
+    [(Gated, 1, 1), (Batched, 1, 1), (Shared, 2, 0), (Beside, 4, 3)],
+    ids=["gated", "batched", "shared", "beside"],
 )
 def test_a_graph_computes_the_same(kind: type[Gated], stacks: int, unbinds: int) -> None:
     torch.manual_seed(0)
