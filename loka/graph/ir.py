@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -158,6 +158,10 @@ class FmInteraction:
     def places(self) -> tuple[int, ...]:
         """All statements of the interaction."""
         return (*self.skipped, *self.made)
+
+    def is_added(self, joins: Iterable[ConcatNorm]) -> bool:
+        """True if one of these norms is of a sum with the embeddings."""
+        return any(join.residual is not None and join.residual.text == self.x for join in joins)
 
 
 @dataclass(frozen=True, slots=True)

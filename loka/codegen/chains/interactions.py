@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from loka.codegen.modules import statement_text
 from loka.codegen.names import Layers, Names
 from loka.errors import LokaError
-from loka.graph.expression import Ref, RefKind
 from loka.graph.ir import ConcatNorm, FmInteraction, ForwardIR
 from loka.graph.patterns.concat_norm import concatenated_norm
 from loka.graph.patterns.norm import ChainNorm
@@ -139,16 +138,7 @@ class InteractionCalls:
 
 def fm_shape(mix: FmInteraction, joins: Sequence[ConcatNorm]) -> FmShape:
     """The shape of an FM interaction in a forward with these concat norms."""
-    return FmShape(FmSizes(*mix.sizes), any(_adds(join, mix) for join in joins))
-
-
-def _adds(join: ConcatNorm, mix: FmInteraction) -> bool:
-    return join.residual == Ref(RefKind.LOCAL, mix.x)
-
-
-def passing(join: ConcatNorm, mixes: Sequence[FmInteraction]) -> FmInteraction | None:
-    """The FM interaction whose function passes through the residual of a concat norm, or None."""
-    return next((mix for mix in mixes if _adds(join, mix)), None)
+    return FmShape(FmSizes(*mix.sizes), mix.is_added(joins))
 
 
 def concat_norm_shape(join: ConcatNorm, forward: ForwardIR) -> ConcatNormShape | None:

@@ -14,7 +14,6 @@ from loka.codegen.chains.interactions import (
     concat_norm_shape,
     fm_arguments,
     fm_shape,
-    passing,
 )
 from loka.codegen.chains.static_operands import OPERANDS
 from loka.codegen.layout import call, formatted
@@ -194,8 +193,7 @@ class ForwardBody:
         shape = concat_norm_shape(join, self._forward)
         if shape is None:
             raise LokaError(f"no kernel joins for statement {join.norm}. This is a fault in LoKA: please report it.")
-        handed = self._handed if passing(join, self._mixes) is not None else {}
-        arguments = concat_norm_arguments(join, self._forward, self._scope, handed)
+        arguments = concat_norm_arguments(join, self._forward, self._scope, self._handed)
         self._comment_notes(range(join.norm, join.norm + 1))
         self._assign(join.norm, self._called(self._kernels.interactions.function(shape, self._layers), arguments))
 

@@ -105,7 +105,7 @@ def choose_interactions(
     joined = tuple(_joins(forward, owners, places, found))
     paired = tuple(_dots(forward, owners, found))
     mixes, joins = tuple(mix for mix, _ in mixed), tuple(join for join, _ in joined)
-    found.fused += [_with_passing(fused, any(_adds(join, mix) for join in joins)) for mix, fused in mixed]
+    found.fused += [_with_passing(fused, mix.is_added(joins)) for mix, fused in mixed]
     found.fused += [fused for _, fused in joined]
     found.fused += [fused for _, fused in paired]
     done = {fused.owner for fused in found.fused}
@@ -128,10 +128,6 @@ def _with_passing(fused: Fused, passing: bool) -> Fused:
     if isinstance(fused.form, FmForm):
         return replace(fused, form=replace(fused.form, passing=passing))
     return fused
-
-
-def _adds(join: ConcatNorm, mix: FmInteraction) -> bool:
-    return join.residual is not None and join.residual.text == mix.x
 
 
 def _mixes(
