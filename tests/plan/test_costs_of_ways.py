@@ -173,7 +173,7 @@ def test_what_was_not_measured_takes_the_time_of_what_moves_like_it() -> None:
     [
         ("layer_norm sigmoid", ("layer_norm silu", "layer_norm"), "layer_norm silu"),
         ("block_norm silu", ("layer_norm silu", "block_norm hardswish"), "block_norm hardswish"),
-        ("rms_norm gelu", ("layer_norm silu", "rms_norm"), "rms_norm"),
+        ("rms_norm sigmoid", ("layer_norm silu", "rms_norm"), "rms_norm"),
         ("sigmoid", ("relu", "layer_norm"), "relu"),
         ("rms_norm", ("layer_norm silu", "layer_norm"), "layer_norm"),
     ],
@@ -238,6 +238,35 @@ def test_an_activation_without_a_recording_takes_the_time_of_another(activation:
 def test_a_slope_is_no_part_of_what_is_timed() -> None:
     chain = LinearChain(0, 1, (ChainStage("a", 0, activation="leaky_relu(0.2)"),))
     assert Rewrites(chains=[chain]).traced.around == {"a": Surroundings("", "leaky_relu")}
+
+
+# Of kernels that make FP8 of (4096, 3072), and of torch.compile's of (32768, 3072), on an H200.
+@pytest.mark.parametrize(
+    ("work", "kernel", "rows", "us"),
+    [
+        (PartKind.FORWARD, "rendered", 4096, 29.3),
+        (PartKind.BACKWARD, "rendered", 4096, 43.0),
+        (PartKind.FORWARD, "compiled", 32768, 160.0),
+        (PartKind.BACKWARD, "compiled", 32768, 260.0),
+    ],
+)
+def test_a_gelu_takes_longer_than_its_bytes(work: PartKind, kernel: str, rows: int, us: float) -> None:
+    shipped = Measurements.shipped("h200")
+    assert shipped is not None
+    recipe = "e4m3 rowwise" if kernel == "rendered" else "bfloat16"
+    made = PerfModel(shipped).part(Part(work, kernel, rows, 3072, recipe=recipe, around="gelu"))
+    assert made is not None
+    assert made.us == pytest.approx(us, rel=0.05)
+    assert made.source is TimeSource.ESTIMATED
+
+
+def test_a_gelu_that_was_measured_takes_its_own_time() -> None:
+    part = Part(PartKind.FORWARD, "rendered", 4096, 3072, recipe="bfloat16", around="gelu")
+    costs = MadeUp()
+    made, own = PerfModel(costs).part(part), costs.time(part)
+    assert made is not None
+    assert own is not None
+    assert made.us == own.us
 
 
 def test_each_part_is_looked_up_once() -> None:

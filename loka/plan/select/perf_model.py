@@ -64,13 +64,20 @@ _OVER_LAYER_NORM = {
     (COMPILED, PartKind.FORWARD, False): 1.72,
     (COMPILED, PartKind.BACKWARD, False): 1.85,
 }
-# Microseconds that a dropout adds for a million elements, on the same card: its random numbers, and its mask. Between a
-# BatchNorm and its gradient's sums torch's takes a pass of its own, 2.4 in all, which is left out.
-_DROPOUT_US = {
-    (RENDERED, PartKind.FORWARD): 3.3,
-    (RENDERED, PartKind.BACKWARD): 0.7,
-    (COMPILED, PartKind.FORWARD): 3.0,
-    (COMPILED, PartKind.BACKWARD): 0.7,
+# Microseconds that a part takes longer for a million elements, on the same card: with a dropout than without, for its
+# random numbers and its mask, and with a GELU than with a SiLU, for its erf. Between a BatchNorm and its gradient's
+# sums torch's dropout takes a pass of its own, 2.4 in all, which is left out. GELU: of (4096, 3072) to FP8, and of
+# (32768, 3072) by torch.compile (docs/results/LOG.md, "a matrix for each group").
+_GELU, _SILU = "gelu", "silu"
+_ADDED_US = {
+    (DROPOUT, RENDERED, PartKind.FORWARD): 3.3,
+    (DROPOUT, RENDERED, PartKind.BACKWARD): 0.7,
+    (DROPOUT, COMPILED, PartKind.FORWARD): 3.0,
+    (DROPOUT, COMPILED, PartKind.BACKWARD): 0.7,
+    (_GELU, RENDERED, PartKind.FORWARD): 1.3,
+    (_GELU, RENDERED, PartKind.BACKWARD): 2.0,
+    (_GELU, COMPILED, PartKind.FORWARD): 0.5,
+    (_GELU, COMPILED, PartKind.BACKWARD): 1.1,
 }
 _DERIVED_NOISE = 0.1  # of both
 
@@ -92,10 +99,11 @@ class PerfModel:
     A part other than a GEMM that was not measured gets the time of a substitute, scaled by the bytes of both: its own
     norm with another activation or without one, a LayerNorm for another norm, e4m3 rowwise for another recipe, a
     quantizer for another kind of work. It counts as estimated. A GEMM that was not measured has no time. Norms compiled
-    by torch take `COMPILED_NORMS` times the rendered ones; this is estimated too, as are kernels with static scales,
-    and a BatchNorm or a dropout, from the time without. An interaction without any measurement is estimated from its
-    bytes for LoKA's kernels, and has no compiled time. A native GEMM with rows that are not aligned takes the time of
-    the padded one and its copies where torch.compile pads it, unless `execution` is eager; None: it is not known.
+    by torch take `COMPILED_NORMS` times the rendered ones; this is estimated too, as are kernels with static scales, a
+    BatchNorm or a dropout, from the time without, and a GELU, from that of a SiLU. An interaction without any
+    measurement is estimated from its bytes for LoKA's kernels, and has no compiled time. A native GEMM with rows that
+    are not aligned takes the time of the padded one and its copies where torch.compile pads it, unless `execution` is
+    eager; None: it is not known.
     """
 
     def __init__(self, costs: PartCosts, device: DeviceSpec = DEFAULT, execution: Execution | None = None) -> None:
@@ -126,9 +134,11 @@ class PerfModel:
             without = self.part(replace(part, around=" ".join(word for word in words if word != TIMES)))
             return None if without is None else without.estimate(1.0)
         if DROPOUT in words:
-            return self._with_dropout(part)
+            return self._with_added(part, DROPOUT)
         if BATCH_NORM in words:
             return self._with_batch_norm(part)
+        if _GELU in words and self.costs.time(part) is None:
+            return self._with_added(part, _GELU, _SILU)
         factor = _over_rendered(part)
         if factor is not None:
             rendered = self.part(replace(part, kernel=RENDERED))
@@ -156,13 +166,13 @@ class PerfModel:
         there = _latency(timed) + Latency(copies, copies * BY_BYTES, TimeSource.ESTIMATED)
         return min(own, there, key=lambda latency: latency.us)
 
-    def _with_dropout(self, part: Part) -> Latency | None:
-        """A part with a dropout: the part without, and what the dropout adds."""
-        around = " ".join(word for word in part.around.split() if word != DROPOUT)
-        known = self.part(replace(part, around=around))
+    def _with_added(self, part: Part, word: str, other: str = "") -> Latency | None:
+        """A part with a dropout or a GELU: the part without it, or with the `other`, and what it adds."""
+        words = (other if each == word else each for each in part.around.split())
+        known = self.part(replace(part, around=" ".join(filter(None, words))))
         if known is None:
             return None
-        added = _DROPOUT_US[part.kernel, part.work] * part.rows * part.columns / 1e6
+        added = _ADDED_US[word, part.kernel, part.work] * part.rows * part.columns / 1e6
         return known + Latency(added, added * _DERIVED_NOISE, TimeSource.ESTIMATED)
 
     def _with_batch_norm(self, part: Part) -> Latency | None:
