@@ -35,9 +35,12 @@ def taken_apart(captured: Captured, module: nn.Module, wanted: Callable[[str], b
     """The capture with a product for each group.
 
     `wanted` tells by their paths in the module which Parameters' products are taken apart. The matrices of others stay
-    together, and those that are smaller than LEAST, or more than MOST. The graph is changed in place; new nodes have
-    the line and the modules of those that they replace.
+    together, and those that are smaller than LEAST, or more than MOST, and all in a forward with a transform of
+    torch.func, where a tensor stands for many. The graph is changed in place; new nodes have the line and the modules
+    of those that they replace.
     """
+    if any(_name(node).endswith("increment_nesting") for node in captured.graph.nodes):
+        return captured
     apart = _Apart(captured, module, wanted)
     for node in list(captured.graph.nodes):
         product = apart.product(node)

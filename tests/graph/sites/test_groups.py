@@ -92,6 +92,18 @@ def test_only_what_is_wanted_comes_apart() -> None:
     assert taken_apart(read, Gated(), lambda path: False) is read
 
 
+class Mapped(Gated):
+    """A tensor stands for the rows of all samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(lambda rows: torch.bmm(rows.unsqueeze(1), self.up).squeeze(1))(x)
+
+
+def test_products_under_a_transform_stay_together() -> None:
+    read = capture(Mapped(), (torch.randn(5, 3, LEAST),), result=True)
+    assert taken_apart(read, Mapped()) is read
+
+
 @pytest.mark.parametrize(("groups", "size"), [(3, LEAST - 1), (MOST + 1, LEAST), (1, LEAST)])
 def test_small_matrices_many_and_single_ones_stay_together(groups: int, size: int) -> None:
     module = Gated(groups, size)
