@@ -34,8 +34,8 @@ from loka.numerics.scalings import BLOCKS, TOGETHER, Block
 from loka.policy.policy_schema import json_schema
 from loka.policy.site_schema import ScalingChoice
 from tests.support import added_mods, markdown
-from tests.support.added_activation import edits as added_activation
-from tests.support.added_norm import edits as added_norm
+from tests.support.added_activation import activation_edits
+from tests.support.added_norm import norm_edits
 from tests.support.edited_loka import Edit, write_edited_loka
 from tests.support.processes.launch import environment
 
@@ -163,8 +163,8 @@ def test_every_norm_is_in_each_table_of_the_checklist() -> None:
 @pytest.mark.parametrize(
     ("title", "edits", "added", "compared"),
     [
-        ("a norm", added_norm.EDITS, "added_norm", 96),
-        ("an activation", added_activation.EDITS, "added_activation", 4),
+        ("a norm", norm_edits.EDITS, "added_norm.norm_taken_through", 96),
+        ("an activation", activation_edits.EDITS, "added_activation.activation_taken_through", 4),
     ],
 )
 def test_it_is_added_by_the_files_of_the_checklist(
@@ -178,7 +178,7 @@ def test_it_is_added_by_the_files_of_the_checklist(
     assert {edit.file for edit in edits} == set(_files(CHECKLISTS[title]))
     write_edited_loka(tmp_path, edits)
     done = subprocess.run(
-        [sys.executable, "-m", f"tests.support.{added}.taken_through"],
+        [sys.executable, "-m", f"tests.support.{added}"],
         cwd=tmp_path,  # first on the path of what is imported
         env=environment(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES=""),
         capture_output=True,

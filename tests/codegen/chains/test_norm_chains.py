@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loka.codegen.chains import chain_shapes
 from loka.graph.patterns.linear_chain import StaticOperands, find_chains
 from loka.mods.norms import BlockNorm
+from loka.plan.rewrite.rewrites import KERNEL_OPERATIONS
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen.chain_bodies import Gated, block_body, swish_body
 from tests.support.codegen.policy_packages import Make
@@ -92,7 +92,7 @@ def test_what_is_no_block_norm_ends_the_chain(norm):
 def swish_stages_of(module: nn.Module) -> list[list[tuple[str | None, str | None]]]:
     """For each chain, the kinds of its stages' norms and activations."""
     forward = chains.traced(module, lambda batch: torch.randn(batch, 48))
-    found = find_chains(forward, forward.regions, chain_shapes.KNOWN)
+    found = find_chains(forward, forward.regions, KERNEL_OPERATIONS)
     return [[(s.after.kind if s.after else None, s.activation) for s in chain.stages] for chain in found]
 
 
@@ -214,7 +214,7 @@ def test_a_policy_makes_one_function_of_a_whole_mlp(kind, written, defaults, lim
 def test_an_rms_norm_without_an_eps_takes_torchs_own(planned):
     torch.manual_seed(0)
     body = nn.Sequential(nn.RMSNorm(48), nn.Linear(48, 32), nn.RMSNorm(32), nn.SiLU(), nn.Linear(32, 16))
-    assert stages_of(body, chain_shapes.KNOWN) == [("rms_norm", None)]
+    assert stages_of(body, KERNEL_OPERATIONS) == [("rms_norm", None)]
     package = planned(chains.chain_plan(body, chains.AS_IS, lambda batch: torch.randn(batch, 48)))
     model = chains.Holder(body)
     with torch.no_grad():
@@ -253,7 +253,7 @@ class NormReadTwice(Gated):
 def multipliers_of(module: nn.Module) -> list[bool]:
     """For each chain, whether the norm at its head is multiplied by a matrix."""
     forward = chains.traced(module, lambda batch: torch.randn(batch, 48))
-    found = find_chains(forward, forward.regions, chain_shapes.KNOWN)
+    found = find_chains(forward, forward.regions, KERNEL_OPERATIONS)
     return [chain.stages[0].multiplier is not None for chain in found]
 
 

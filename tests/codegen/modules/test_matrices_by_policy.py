@@ -43,9 +43,11 @@ def test_a_slice_is_written_at_its_gemm_and_frozen_weights_read_it_once(make: Ma
     plan, files, _ = make("crosses", RECIPES["transposed"])
     assert not plan.skipped
     text = files["modules.py"]
-    assert "(self.loka_frozen(0) or self.down[0][0].t(),)," in text
-    assert "(self.loka_frozen(1) or self.core[0][0],)," in text
-    assert text.count("self.up[1][1]") == 2  # in the forward, and where frozen weights are quantized
+    assert "(self.loka_frozen(0) or self.down[0][0].t(),)," in text  # of a ParameterList
+    assert "        core = self.core.unbind()\n" in text
+    assert "(self.loka_frozen(1) or core[0][0],)," in text
+    assert text.count("self.up[1][1]") == 1  # where frozen weights are quantized
+    assert text.count(" up[1][1]") == 1
     assert "kernels.e4m3_rowwise_pow2(self.down[1][0].t())," in text
 
 
