@@ -23,7 +23,7 @@ from loka.graph.capture.arguments import bound_arguments
 from loka.graph.capture.captured import CannotCaptureError, Captured
 from loka.graph.capture.dynamo import capture
 from loka.graph.capture.sources import Source
-from loka.graph.sites.groups import taken_apart
+from loka.graph.sites.groups import split_groups
 from loka.graph.sites.op_names import op_name
 from loka.graph.sites.products.catalogue import has_place
 from loka.graph.sites.sizes import Sizes, Symbols
@@ -147,7 +147,7 @@ def captured_forward(
         raise CannotCaptureError("it computes nothing until what it returns is run")
     args, kwargs, marked = _example(calls, example, fakes)
     with torch.set_grad_enabled(calls[0].gradients):
-        read = taken_apart(
+        read = split_groups(
             capture(module, args, kwargs, leaves=leaves, observed=leaves, symbolic=False, hooks=True), module
         )
     found = (_FIXED.fullmatch(condition.text) for condition in read.conditions)

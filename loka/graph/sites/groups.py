@@ -21,32 +21,31 @@ from torch import Tensor, fx, nn
 
 from loka.graph.capture.captured import Captured, map_tree
 from loka.graph.sites.flow import ACTIVATIONS
-from loka.graph.sites.op_names import op_name
+from loka.graph.sites.op_names import op_name, writes_in_place
 from loka.graph.sites.products.matrix_product import LEAST, MOST
 from loka.graph.sites.weights import swaps_columns
 
 _ELEMENTWISE = ACTIVATIONS | {"add", "sub", "mul"}
 _SWAPS = frozenset(("transpose", "swapaxes", "permute", "mT"))
-_UNREAD = _ELEMENTWISE | _SWAPS | {"stack"}
 _MATMULS = frozenset(("bmm", "matmul"))
 
 
-def taken_apart(captured: Captured, module: nn.Module, wanted: Callable[[str], bool] = lambda path: True) -> Captured:
+def split_groups(captured: Captured, module: nn.Module, wanted: Callable[[str], bool] = lambda path: True) -> Captured:
     """The capture with a product for each group.
 
-    `wanted` tells by their paths in the module which Parameters' products are taken apart. The matrices of others stay
-    together, and those that are smaller than LEAST, or more than MOST, and all in a forward with a transform of
-    torch.func, where a tensor stands for many. The graph is changed in place; new nodes have the line and the modules
-    of those that they replace.
+    `wanted` tells by their paths in the module which Parameters' products are split. Others are left, and so are
+    matrices smaller than LEAST, more than MOST of them, and all products in a forward with a transform of torch.func,
+    where a tensor stands for many. The graph is changed in place; new nodes have the line and the modules of those
+    that they replace.
     """
     if any(_name(node).endswith("increment_nesting") for node in captured.graph.nodes):
         return captured
-    apart = _Apart(captured, module, wanted)
+    splitting = _Splitting(captured, module, wanted)
     for node in list(captured.graph.nodes):
-        product = apart.product(node)
+        product = splitting.product(node)
         if product is not None:
-            apart.replace(node, product)
-    return apart.finished()
+            splitting.replace(node, product)
+    return splitting.finished()
 
 
 def group_equation(equation: str, rank: int, weight_first: bool) -> tuple[int, str] | None:
@@ -94,8 +93,8 @@ class _Product:
     weight_first: bool = False  # in the equation
 
 
-class _Apart:
-    """A capture whose products are being taken apart."""
+class _Splitting:
+    """A capture whose products are being split."""
 
     def __init__(self, captured: Captured, module: nn.Module, wanted: Callable[[str], bool]) -> None:
         self._captured, self._graph = captured, captured.graph
@@ -106,9 +105,10 @@ class _Apart:
         self._parts: dict[fx.Node, tuple[int, list[fx.Node]]] = {}  # of a stack: its dimension and what it stacks
         self._unbound: dict[tuple[fx.Node, int], list[fx.Node]] = {}  # the parts of a tensor along a dimension
         self._replaced: dict[fx.Node, fx.Node] = {}
+        self._superseded: set[fx.Node] = set()  # nodes that may have nothing left that reads them
 
     def product(self, node: fx.Node) -> _Product | None:
-        """What a node multiplies, if that is to be taken apart."""
+        """What a node multiplies, if that is to be split."""
         if not node.op.startswith("call") or "example_value" not in node.meta:
             return None
         if node.all_input_nodes and self._fixed.issuperset(node.all_input_nodes):
@@ -126,11 +126,12 @@ class _Apart:
 
     def replace(self, node: fx.Node, product: _Product) -> None:
         """Put the products of the groups, stacked, in the place of a product."""
-        add = _Adding(self._graph, node)
+        add = _Inserter(self._graph, node)
         parts = [product.x] * product.groups if product.shared else self._parts_of(product.x, product, add)
         made = [self._one(product, part, group, add) for group, part in enumerate(parts)]
         stack = add.function(torch.stack, made, 0 if product.equation else product.dim)
         if product.equation and product.dim:  # as an einsum leaves its result in memory
+            self._superseded.add(stack)
             stack = add.method("movedim", stack, 0, product.dim)
         self._parts[stack] = product.dim, made
         self._replaced[node] = stack
@@ -142,7 +143,7 @@ class _Apart:
         if not self._replaced:
             return self._captured
         for node in reversed(list(self._graph.nodes)):
-            if not node.users and (node in self._parts or _name(node) in _UNREAD):
+            if not node.users and (node in self._parts or node in self._superseded):
                 self._graph.erase_node(node)
         result = map_tree(
             self._captured.result, lambda leaf: self._replaced.get(leaf, leaf) if isinstance(leaf, fx.Node) else leaf
@@ -157,7 +158,9 @@ class _Apart:
             return node, False
         if _name(node) in _SWAPS and swaps_columns(_name(node), _after_tensor(node)):
             held = self._matrices(node.args[0])
-            return None if held is None else (held[0], not held[1])
+            if held is not None:
+                self._superseded.add(node)
+                return held[0], not held[1]
         return None
 
     def _matmul(self, x: Any, second: Any) -> _Product | None:
@@ -187,7 +190,7 @@ class _Apart:
         groups = weight.meta["example_value"].shape[0]
         return _Product(x, weight, groups, one[0], equation=one[1], weight_first=first)
 
-    def _one(self, product: _Product, x: fx.Node, group: int, add: _Adding) -> fx.Node:
+    def _one(self, product: _Product, x: fx.Node, group: int, add: _Inserter) -> fx.Node:
         """The product of one group."""
         matrix = add.function(operator.getitem, product.weight, group)
         if product.equation:
@@ -195,9 +198,9 @@ class _Apart:
             return add.function(torch.einsum, product.equation, *operands)
         return add.function(operator.matmul, x, add.method("t", matrix) if product.swapped else matrix)
 
-    def _parts_of(self, x: fx.Node, product: _Product, add: _Adding) -> Sequence[fx.Node]:
+    def _parts_of(self, x: fx.Node, product: _Product, add: _Inserter) -> Sequence[fx.Node]:
         """What x is for each group: computed from what products before made of it, or its parts."""
-        if self._comes_apart(x, product):
+        if self._splits(x, product):
             return [self._of_group(x, group, product, add) for group in range(product.groups)]
         if (x, product.dim) not in self._unbound:
             unbound = add.function(torch.unbind, x, product.dim)
@@ -205,22 +208,25 @@ class _Apart:
             self._unbound[x, product.dim] = parts
         return self._unbound[x, product.dim]
 
-    def _comes_apart(self, node: fx.Node, product: _Product) -> bool:
+    def _splits(self, node: fx.Node, product: _Product) -> bool:
         """True for the stack of a product before, and for what is elementwise of such stacks and read by one alone."""
         if node in self._parts:
-            return self._parts[node][0] == product.dim
+            # A write into the stack does not reach the parts: only what is computed on them alone may write.
+            written = len(node.users) > 1 and any(map(_writes_in_place, node.users))
+            return self._parts[node][0] == product.dim and not written
         value, rank = node.meta.get("example_value"), product.x.meta["example_value"].dim()
         if _name(node) not in _ELEMENTWISE or len(node.users) != 1 or "out" in node.kwargs:
             return False
         operands = [each for each in node.all_input_nodes if each not in self._fixed]
         same = isinstance(value, Tensor) and value.dim() == rank
-        return same and bool(operands) and all(self._comes_apart(each, product) for each in operands)
+        return same and bool(operands) and all(self._splits(each, product) for each in operands)
 
-    def _of_group(self, node: fx.Node, group: int, product: _Product, add: _Adding) -> fx.Node:
-        """What comes apart, or a Parameter beside it, for one group."""
+    def _of_group(self, node: fx.Node, group: int, product: _Product, add: _Inserter) -> fx.Node:
+        """What `_splits`, or a Parameter beside it, for one group."""
         if node in self._parts:
             return self._parts[node][1][group]
         if node not in self._fixed:
+            self._superseded.add(node)
             args, kwargs = (
                 fx.node.map_arg(each, lambda operand: self._of_group(operand, group, product, add))
                 for each in (node.args, node.kwargs)
@@ -234,7 +240,7 @@ class _Apart:
         return add.function(operator.getitem, node, (slice(None),) * dim + (index,) if dim else index)
 
 
-class _Adding:
+class _Inserter:
     """Adds nodes before another, as if that line had made them, with the fake values that they have."""
 
     def __init__(self, graph: fx.Graph, before: fx.Node) -> None:
@@ -262,6 +268,12 @@ class _Adding:
 def _number(size: int | torch.SymInt) -> int | None:
     """A size that is a number, or a symbol that has to be one; no guard is installed."""
     return size.node.maybe_as_int() if isinstance(size, torch.SymInt) else size
+
+
+def _writes_in_place(node: fx.Node) -> bool:
+    """True for `y.add_(x)`, `y += x` and `relu(y, inplace=True)`."""
+    function = getattr(Tensor, str(node.target), None) if node.op == "call_method" else node.target
+    return writes_in_place(function, node.kwargs) or True in (*node.args[1:], node.kwargs.get("inplace"))
 
 
 def _after_tensor(node: fx.Node) -> tuple[Any, ...]:

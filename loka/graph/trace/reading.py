@@ -23,7 +23,7 @@ from loka.graph.capture.dynamo import capture
 from loka.graph.capture.leaves import observed_results
 from loka.graph.fingerprint import called_children
 from loka.graph.ir import CannotTraceError
-from loka.graph.sites.groups import taken_apart
+from loka.graph.sites.groups import split_groups
 from loka.graph.trace.alignment import aligned, operations, place_of_difference
 from loka.graph.trace.conditions import Conditions, dotted
 from loka.graph.trace.examples import ExampleCall, copy_tree
@@ -51,7 +51,7 @@ class Reading:
     floats: Mapping[str, bool]  # float attributes that it reads, by path; True for those that are in conditions
     mode_dependent: tuple[str, ...]  # paths of modules whose mode is read, and of called children that may read theirs
     conditions: tuple[str, ...]  # on the arguments and attributes, as Python, under which these are the operations
-    apart: bool = False  # products with several of the sites are taken apart, so that sums may round otherwise
+    is_split: bool = False  # products with several of the sites are split, so that sums may round otherwise
 
 
 def read_forward(
@@ -59,8 +59,8 @@ def read_forward(
 ) -> Reading:
     """The operations of a module's forward, and of its children in `expand` (relative names).
 
-    Products with a Parameter that holds several of the `sites` (relative names) are taken apart. The module is left as
-    it was. Raises CannotTraceError with the reason, and the user's line where there is one.
+    Products with a Parameter that holds several of the `sites` (relative names) are split. The module is left as it
+    was. Raises CannotTraceError with the reason, and the user's line where there is one.
     """
     return _Reader(module, expand, calls, sites).reading()
 
@@ -83,7 +83,7 @@ class _Reader:
         self._paths = OwnerPaths(module, expand)
         self._conditions = Conditions(module, calls)
         self._observed: dict[str, tuple[Any, Any]] = {}
-        self._apart = False
+        self._is_split = False
         self._leaves = tuple(called_children(module, self._paths.inside - {""}))
 
     def reading(self) -> Reading:
@@ -105,7 +105,7 @@ class _Reader:
         floats_read = self._conditions.float_paths(first, merged.live)
         mode_dependent = (*self._flags(first), *self._mode_dependent_children(first))
         called = self._called(first)
-        return Reading(tuple(merged.ops), called, floats_read, mode_dependent, conditions, self._apart)
+        return Reading(tuple(merged.ops), called, floats_read, mode_dependent, conditions, self._is_split)
 
     def first_seen(self) -> Seen:
         """The capture in training, with gradients."""
@@ -190,9 +190,9 @@ class _Reader:
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         read = capture(self._module, args, kwargs, leaves=self._leaves, observed=self._observed, result=True)
-        apart = taken_apart(read, self._module, lambda path: any(each.startswith(f"{path}.") for each in self._sites))
-        self._apart |= apart is not read
-        return apart
+        split = split_groups(read, self._module, lambda path: any(each.startswith(f"{path}.") for each in self._sites))
+        self._is_split |= split is not read
+        return split
 
     def _observe(self) -> None:
         """Runs the module at two batches, and keeps what its leaves return."""

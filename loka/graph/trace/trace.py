@@ -98,7 +98,7 @@ def trace_forward(
         forward = out_of_place(written, printed.made)
         found = difference(module, forward, examples, copied, quick)
         if found is not None and (
-            reading.apart or (forward != written and not difference(module, written, examples, copied, quick))
+            reading.is_split or (forward != written and not difference(module, written, examples, copied, quick))
         ):
             # As where a gradient is added up in another order or dtype: compared bit for bit as it is written.
             found = rounding_difference(module, forward, examples, copied, quick, contiguous=True)

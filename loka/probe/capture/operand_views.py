@@ -63,7 +63,7 @@ def products_of_groups(
     equation, operands = (args[0], args[1:]) if function is torch.einsum else ("", args)
     if len(operands) == 1 and isinstance(operands[0], tuple | list):
         operands = tuple(operands[0])
-    which = [isinstance(each, Tensor) and each.dim() == 3 and is_weight(each[0]) for each in operands]
+    which = [_holds_matrices(each, is_weight) for each in operands]
     if len(which) != 2 or sum(which) != 1 or (which[0] and not equation):
         return []
     first, rank = which[0], operands[which[0]].dim()
@@ -71,6 +71,8 @@ def products_of_groups(
     if found is None:
         return []
     (dim, one), weight, x = found, operands[not first], operands[first]
+    if rank < 2 or (rank > 2 and x.shape[dim] != len(weight)):
+        return []
     made = []
     for group, matrix in enumerate(weight.unbind()):
         part = x if rank == 2 else x.select(dim, group)
@@ -79,6 +81,10 @@ def products_of_groups(
         if product is not None:
             made.append(replace(product, gradient=partial(_of_group, product.gradient, dim, group)))
     return made
+
+
+def _holds_matrices(value: Any, is_weight: IsWeight) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 3 and len(value) > 0 and is_weight(value[0])
 
 
 def _of_group(view: View, dim: int, group: int, grad: Tensor) -> Tensor:

@@ -90,14 +90,14 @@ def test_frozen_weights(package: Make, tmp_path: Path) -> None:
         (
             EINSUM,
             (3, 127, 128),
-            "3 GEMMs in one call (a grouped GEMM), of 127 x 128 each: they are taken apart from 128",
+            "3 GEMMs in one call (a grouped GEMM), of 127 x 128 each: LoKA splits it from 128",
         ),
-        (EINSUM, (65, 128, 128), "65 GEMMs in one call (a grouped GEMM): up to 64 are taken apart"),
+        (EINSUM, (65, 128, 128), "65 GEMMs in one call (a grouped GEMM): LoKA splits it into up to 64"),
         (
             "y = torch.baddbmm(self.b.unsqueeze(1), x.transpose(0, 1), self.w); "
             "return (F.gelu(y) @ self.v + self.c).transpose(0, 1)",
             (3, 128, 128),
-            "they are taken apart in `x @ W`, bmm and einsum",
+            "LoKA splits `x @ W`, bmm and einsum",
         ),
         (
             'y = F.gelu(torch.einsum("bti,tio->bto", x, self.w * 1.0) + self.b); '
@@ -174,3 +174,17 @@ def test_the_error_of_one_matrix_is_added_to_its_group(policies: dict[str, tuple
         results[spelling] = (y.detach(), x.grad, model.v.grad)
     for found in results.values():
         torch.testing.assert_close(found, results["loop"], rtol=1e-4, atol=1e-5)
+
+
+def test_probing_ignores_other_products_with_the_parameter(policies: dict[str, tuple[str, Path]]) -> None:
+    name, path = policies["einsum"]
+    module = importlib.import_module(name)
+    model = module.make()
+    with loka.Probe(model, path, every=1, rows=1000) as probe:
+        y = model(*module.example_inputs(40))
+        torch.bmm(torch.randn(0, 4, 4), torch.randn(0, 4, 4))
+        beside = torch.randn(5, 1, 4, 128) @ model.w  # the same rows for each group
+        (y.square().sum() + beside.sum()).backward()
+        probe.step()
+        calls = {each.name: each.input.calls for each in probe.stats()}
+    assert [calls[f"w.{group}"] for group in range(3)] == [1, 1, 1]

@@ -1,4 +1,4 @@
-"""Products with a Parameter of several matrices, taken apart in a captured graph."""
+"""Products with a Parameter of several matrices, split in a captured graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from loka.graph.capture.captured import Captured
 from loka.graph.capture.dynamo import capture
 from loka.graph.sites.captured_forward import held_at
-from loka.graph.sites.groups import group_equation, taken_apart
+from loka.graph.sites.groups import group_equation, split_groups
 from loka.graph.sites.products.matrix_product import LEAST, MOST
 from tests.support.models import product_models as models
 
@@ -54,9 +54,22 @@ class Beside(Gated):
         return torch.einsum("bto,tod->btd", up, self.down) + up + torch.bmm(turned, self.down).transpose(0, 1)
 
 
-def apart_of(module: nn.Module, x: Tensor, wanted: set[str] | None = None) -> Captured:
+class Written(Gated):
+    """Writes into a product, which something else reads, too, and into one that is read by what follows alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        up = torch.einsum("bti,tio->bto", x, self.up)
+        seen = up
+        up.add_(self.bias)
+        made = torch.einsum("bti,tio->bto", x, self.gate)
+        made += self.bias
+        both = torch.einsum("bto,tod->btd", F.relu(made, inplace=True), self.down)
+        return torch.einsum("bto,tod->btd", up, self.down) + seen + both
+
+
+def split_of(module: nn.Module, x: Tensor, wanted: set[str] | None = None) -> Captured:
     read = capture(module, (x,), result=True)
-    return taken_apart(read, module, lambda path: wanted is None or path in wanted)
+    return split_groups(read, module, lambda path: wanted is None or path in wanted)
 
 
 def counted(captured: Captured) -> Counter[str]:
@@ -65,31 +78,31 @@ def counted(captured: Captured) -> Counter[str]:
 
 @pytest.mark.parametrize(
     ("kind", "stacks", "unbinds"),
-    [(Gated, 1, 1), (Batched, 1, 1), (Shared, 2, 0), (Beside, 4, 3)],
-    ids=["gated", "batched", "shared", "beside"],
+    [(Gated, 1, 1), (Batched, 1, 1), (Shared, 2, 0), (Beside, 4, 3), (Written, 3, 2)],
+    ids=["gated", "batched", "shared", "beside", "written"],
 )
 def test_a_graph_computes_the_same(kind: type[Gated], stacks: int, unbinds: int) -> None:
     torch.manual_seed(0)
     module, x = kind(), torch.randn(5, 3, LEAST)
-    apart = apart_of(module, x)
-    graph = fx.GraphModule(dict(apart.constants), apart.graph)
-    given = [held_at(module if s.is_of_module else {"x": x}[s.root], s.steps) for s in apart.sources.values() if s.root]
-    sizes = [5] * (len(list(apart.graph.find_nodes(op="placeholder"))) - len(given))
+    split = split_of(module, x)
+    graph = fx.GraphModule(dict(split.constants), split.graph)
+    given = [held_at(module if s.is_of_module else {"x": x}[s.root], s.steps) for s in split.sources.values() if s.root]
+    sizes = [5] * (len(list(split.graph.find_nodes(op="placeholder"))) - len(given))
     found, expected = graph(*sizes, *given), module(x)
     for one, other in zip(found, expected if isinstance(expected, tuple) else (expected,), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
-    names = counted(apart)
+    names = counted(split)
     assert (names["stack"], names["unbind"], names["bmm"]) == (stacks, unbinds, 0)
-    nodes = set(apart.graph.nodes)
-    results = apart.result if isinstance(apart.result, tuple) else (apart.result,)
+    nodes = set(split.graph.nodes)
+    results = split.result if isinstance(split.result, tuple) else (split.result,)
     assert nodes.issuperset(results)
 
 
-def test_only_what_is_wanted_comes_apart() -> None:
-    apart = apart_of(Gated(), torch.randn(5, 3, LEAST), {"down"})
-    assert counted(apart)["einsum"] == 2 + 3
+def test_only_what_is_wanted_is_split() -> None:
+    split = split_of(Gated(), torch.randn(5, 3, LEAST), {"down"})
+    assert counted(split)["einsum"] == 2 + 3
     read = capture(Gated(), (torch.randn(5, 3, LEAST),), result=True)
-    assert taken_apart(read, Gated(), lambda path: False) is read
+    assert split_groups(read, Gated(), lambda path: False) is read
 
 
 class Mapped(Gated):
@@ -101,14 +114,14 @@ class Mapped(Gated):
 
 def test_products_under_a_transform_stay_together() -> None:
     read = capture(Mapped(), (torch.randn(5, 3, LEAST),), result=True)
-    assert taken_apart(read, Mapped()) is read
+    assert split_groups(read, Mapped()) is read
 
 
 @pytest.mark.parametrize(("groups", "size"), [(3, LEAST - 1), (MOST + 1, LEAST), (1, LEAST)])
 def test_small_matrices_many_and_single_ones_stay_together(groups: int, size: int) -> None:
     module = Gated(groups, size)
     read = capture(module, (torch.randn(5, groups, size),), result=True)
-    assert taken_apart(read, module) is read
+    assert split_groups(read, module) is read
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_a_matrix_has_one_name_however_it_is_taken() -> None:
 def group_of_four(weight: str, rows: int, columns: int) -> str:
     return (
         f"its weight '{weight}' has 3 dimensions: 4 GEMMs in one call (a grouped GEMM), of {rows} x {columns} each: "
-        "they are taken apart from 128 x 128 on"
+        "LoKA splits it from 128 x 128 on"
     )
 
 
@@ -168,8 +168,8 @@ def test_parameters_of_three_dimensions_that_are_one_matrix_are_sites() -> None:
         "up": ((6, 3, 80), None),
         "tokens": (
             (30, 16, 16),
-            "its weight 'tokens' has 3 dimensions: 5 GEMMs in one call (a grouped GEMM), of 16 x 16 each: they are "
-            "taken apart from 128 x 128 on",
+            "its weight 'tokens' has 3 dimensions: 5 GEMMs in one call (a grouped GEMM), of 16 x 16 each: LoKA "
+            "splits it from 128 x 128 on",
         ),
     }
 

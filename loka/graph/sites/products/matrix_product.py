@@ -81,26 +81,26 @@ def is_single(weight: Tensor) -> bool:
     return weight.dim() == 3 and is_one(weight.shape[0])
 
 
-LEAST = 128  # rows and columns of a matrix: one batched product of smaller ones is faster than GEMMs of their own
+# Rows and columns of a matrix that may be a GEMM of its own: with 64 FP8 never wins, with 128 from some thousand rows
+# on (docs/results/crossover-2026-11-21.md).
+LEAST = 128
 MOST = 64  # matrices that are GEMMs of their own
 
 
 def grouped(weight: Tensor, name: str) -> str:
     """Why a Parameter that holds a matrix for each of several groups of rows is no site for each of them.
 
-    The others are taken apart (`loka.graph.sites.groups`).
+    The others are split (`loka.graph.sites.groups`).
     """
     *groups, rows, columns = weight.shape
     count = math.prod(groups)
     gemms = f"{count} GEMMs" if count != 1 else "a GEMM"
     said = f"its weight '{name}' has {weight.dim()} dimensions: {gemms} in one call (a grouped GEMM)"
     if min(rows, columns) < LEAST:
-        return f"{said}, of {rows} x {columns} each: they are taken apart from {LEAST} x {LEAST} on"
+        return f"{said}, of {rows} x {columns} each: LoKA splits it from {LEAST} x {LEAST} on"
     if count > MOST:
-        return f"{said}: up to {MOST} are taken apart"
-    return (
-        f"{said}: they are taken apart in `x @ W`, bmm and einsum, where W of three dimensions is the Parameter itself"
-    )
+        return f"{said}: LoKA splits it into up to {MOST}"
+    return f"{said}: LoKA splits `x @ W`, bmm and einsum by a Parameter of three dimensions as it is"
 
 
 def product_of(
