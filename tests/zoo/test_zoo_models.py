@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from benchmarks.random_models.comparison import Case, difference, run
-from benchmarks.random_models.judge import exact_fp8
 from loka import zoo
 from loka.zoo.dlrm import DLRM, DCNSizes, DCNv2
 from loka.zoo.wukong import LARGE, SMALL, Wukong, WukongLayer, WukongRanker, WukongSizes, mlp
 from tests.support.codegen.policy_packages import policy_packages
+from tests.support.exact_numbers import check_exact_numbers
 from tests.support.models import tiny_families
 
 RANKERS = {
@@ -76,13 +75,7 @@ def test_a_family_in_fp8_that_rounds_nothing_has_the_models_numbers(
         bound = copy.deepcopy(own)
         inputs = cast(ModuleType, SimpleNamespace(example_inputs=getattr(tiny_families, f"{name}_inputs")))
         patch = generated.apply(bound)
-        for rows, mode in ((8, "training"), (33, "training"), (33, "evaluation")):
-            case = Case(rows, mode, autocast=False, gradients=True, loss=1.0, seed=3)
-            expected = run(own, inputs, case)
-            with exact_fp8():
-                found = run(bound, inputs, case)
-            assert expected.raised is None
-            assert difference(expected, found, case) is None
+        check_exact_numbers(own, bound, inputs)
         patch.verify()
     assert capsys.readouterr() == ("", "")
 

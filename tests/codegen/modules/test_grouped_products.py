@@ -9,8 +9,6 @@ import pytest
 import torch
 
 import loka
-from benchmarks.random_models.comparison import Case, difference, run
-from benchmarks.random_models.judge import exact_fp8
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Gemm
 from loka.plan.examine import examine
@@ -18,6 +16,7 @@ from loka.plan.plan import Plan
 from loka.probe.capture.live_sites import find_live
 from loka.probe.gemm_errors import GemmErrors
 from tests.support.codegen.policy_packages import Make
+from tests.support.exact_numbers import check_exact_numbers
 from tests.support.models.grouped_models import EINSUM, LOOP, SPELLINGS, written
 
 pytestmark = [
@@ -48,13 +47,7 @@ def test_every_matrix_is_a_site_with_the_models_numbers(
     assert files["modules.py"].count("w_0_to_v_0(") == (3 if is_chain else 0)
     own, bound = module.make(), module.make()
     with generated.apply(bound) as patch:
-        for rows, mode in ((8, "training"), (33, "training"), (33, "evaluation")):
-            case = Case(rows, mode, autocast=autocast, gradients=True, loss=1.0, seed=3)
-            expected = run(own, module, case)
-            with exact_fp8():
-                found = run(bound, module, case)
-            assert expected.raised is None
-            assert difference(expected, found, case) is None
+        check_exact_numbers(own, bound, module, autocast)
         patch.verify()
 
 
