@@ -86,8 +86,8 @@ _DERIVED_NOISE = 0.1  # of both
 BY_BYTES = 0.1
 
 # Time of a product with rows that are not aligned from which torch.compile pads it, in microseconds. It measures both
-# forms in a loop, where the padded one takes as long as its launches. On an H200 it padded those of 150 us and more, and
-# none of 105 and less, however much faster that would be (docs/results/LOG.md, "products that torch.compile pads").
+# forms in a loop, where the padded one takes as long as its launches. On an H200 it padded those of 150 us and more,
+# and none of 105 and less, however much faster that would be (docs/results/LOG.md, "products that torch.compile pads").
 _PADDED_FROM = 120.0
 
 NOTHING = Latency(0.0, 0.0, TimeSource.MEASURED)
