@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "0fa993c74b6efe172cb128c2070967780103634b1b57281a9eb7c411f4ce8c14"
+STAMP = "8879375a470c4861abeafc20ee0123ff0b2280102f9ea4bcd5f190d738e6e570"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

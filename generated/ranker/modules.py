@@ -18,7 +18,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "0fa993c74b6efe172cb128c2070967780103634b1b57281a9eb7c411f4ce8c14"
+STAMP = "8879375a470c4861abeafc20ee0123ff0b2280102f9ea4bcd5f190d738e6e570"
 
 
 class EmbedDense(dispatch.Bound):

@@ -160,13 +160,12 @@ class ConcatNormLaunch:
 
 @dataclass(frozen=True, slots=True)
 class DotLaunch:
-    """Launch of dot interactions; swept at 27 x 128, 27 x 64 and 40 x 16 (docs/results/LOG.md, "dot interactions")."""
+    """Launch of dot interactions; swept at six sizes (docs/results/LOG.md, "dot interactions")."""
 
     warp_elements: int  # of a sample or its products, the larger, for each warp
     most_warps: int  # of a program
     programs: int  # on each multiprocessor
-    stages_forward: int  # samples that are prefetched
-    stages_backward: int
+    stages: int  # samples that are prefetched
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,8 +78,7 @@ def dot_configuration(spec: DotSpec, device: DeviceSpec = DEFAULT) -> DotConfigu
     launch = device.launches.dot
     n = padded(spec.embeddings)
     warps = min(max(n * max(n, padded(spec.dim)) // launch.warp_elements, 1), launch.most_warps)
-    stages = launch.stages_backward if spec.backward else launch.stages_forward
-    return DotConfiguration(stages, warps, launch.programs)
+    return DotConfiguration(launch.stages, warps, launch.programs)
 
 
 def dot_title(spec: DotSpec) -> str:
