@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "8879375a470c4861abeafc20ee0123ff0b2280102f9ea4bcd5f190d738e6e570"
+STAMP = "bf0eac69860168fbc998de6b28cf7f3f57f4fa15a60bb5e0f9524f96f07c47a1"
 
 kernel = operators.of_package(__package__, "21441692")
 

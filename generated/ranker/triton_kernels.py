@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "8879375a470c4861abeafc20ee0123ff0b2280102f9ea4bcd5f190d738e6e570"
+STAMP = "bf0eac69860168fbc998de6b28cf7f3f57f4fa15a60bb5e0f9524f96f07c47a1"
 
 
 @triton.jit
