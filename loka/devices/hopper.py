@@ -130,7 +130,7 @@ _LAUNCHES = LaunchTables(
         summed_elements=2048,
         summed=(2, 16),
     ),
-    dot=DotLaunch(warp_elements=1024, most_warps=4, programs=8, stages=3),
+    dot=DotLaunch(warps=((16384, 8), (4096, 4), (2048, 2), (0, 1)), programs=8, stages=3),
 )
 
 # Rates: a copy of 1 GiB; products of 8192 x 8192 x 8192, in TF32 of 8192 x 2048 x 2048 (docs/bench.md); kernels of FM

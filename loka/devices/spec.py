@@ -162,8 +162,7 @@ class ConcatNormLaunch:
 class DotLaunch:
     """Launch of dot interactions; swept at six sizes (docs/results/LOG.md, "dot interactions")."""
 
-    warp_elements: int  # of a sample or its products, the larger, for each warp
-    most_warps: int  # of a program
+    warps: tuple[tuple[int, int], ...]  # (from so many elements of a sample or its products on, warps), the most first
     programs: int  # on each multiprocessor
     stages: int  # samples that are prefetched
 

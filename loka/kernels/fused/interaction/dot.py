@@ -77,7 +77,8 @@ def dot_configuration(spec: DotSpec, device: DeviceSpec = DEFAULT) -> DotConfigu
     """The launch configuration for a spec: warps by the larger of a sample and its products."""
     launch = device.launches.dot
     n = padded(spec.embeddings)
-    warps = min(max(n * max(n, padded(spec.dim)) // launch.warp_elements, 1), launch.most_warps)
+    held = n * max(n, padded(spec.dim))
+    warps = next(warps for elements, warps in launch.warps if held >= elements)
     return DotConfiguration(launch.stages, warps, launch.programs)
 
 
