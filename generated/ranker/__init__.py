@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "bf0eac69860168fbc998de6b28cf7f3f57f4fa15a60bb5e0f9524f96f07c47a1"
+STAMP = "00fdf5bd878d2154e5fbf8d102c6bacea381c59b12524e7f207fe1a16d958192"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "bf0eac69860168fbc998de6b28cf7f3f57f4fa15a60bb5e0f9524f96f07c47a1"
+STAMP = "00fdf5bd878d2154e5fbf8d102c6bacea381c59b12524e7f207fe1a16d958192"
 
 kernel = operators.of_package(__package__, "21441692")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "bf0eac69860168fbc998de6b28cf7f3f57f4fa15a60bb5e0f9524f96f07c47a1"
+STAMP = "00fdf5bd878d2154e5fbf8d102c6bacea381c59b12524e7f207fe1a16d958192"
 
 
 @triton.jit

@@ -30,6 +30,7 @@ from loka.dispatch.chain_stages import (
     to_next,
 )
 from loka.dispatch.runtime import Weight, is_empty, output_dtype, saved_tensors, without_rows
+from loka.dispatch.shard.gathered_weight import GatheredWeight
 from loka.errors import InputError
 from loka.kernels.chain_values import Chain
 
@@ -41,7 +42,7 @@ _BEFORE = 4  # arguments of the autograd function before x
 
 
 def run(
-    get: Callable[[], Chain],
+    get: Callable[..., Chain],
     fused: Any,
     matrices: Sequence[Tensor],
     norm: Tensors,
@@ -51,14 +52,15 @@ def run(
     """The result (..., N) of a chain for x (..., K), the first of `matrices`; it multiplies by or adds the others.
 
     `norm`: parameters of the norm before the first linear; `linears`: tensors of each stage, its weight first, either
-    all Parameters or all frozen. Without gradients it launches what inference needs. An FP8 GEMM counts under its
-    counter id, or for a gradient under the next two. BatchNorms in training move their running statistics. Raises
-    DtypeError and InputError as `output_dtype`, and InputError for an x without rows of another width, and for a
-    BatchNorm that changed or has no rows to compute statistics of.
+    all Parameters or all frozen; FSDP may have gathered some in FP8 (GatheredWeight). Without gradients it launches
+    what inference needs. An FP8 GEMM counts under its counter id, or for a gradient under the next two. BatchNorms in
+    training move their running statistics. Raises DtypeError and InputError as `output_dtype`, and InputError for an x
+    without rows of another width, and for a BatchNorm that changed or has no rows to compute statistics of.
     """
-    chain, x = get(), matrices[0]
-    weights = [group[0] for group in linears]
+    x, weights = matrices[0], [group[0] for group in linears]
     frozen = isinstance(weights[0], tuple)
+    gathered = tuple([isinstance(weight, GatheredWeight) for weight in weights])
+    chain = get(gathered) if True in gathered else get()
     parts = [*norm, *[part for group in linears for part in group]]
     norms = [part for part in parts if isinstance(part, nn.BatchNorm1d)]
     modes = tuple([mode_of(part) for part in parts if isinstance(part, nn.Module)])
@@ -85,6 +87,8 @@ def _tensors(part: Weight | Module) -> tuple[Tensor, ...]:
     """The tensors of an argument: FP8 values and their scales, those of a module, or the tensor itself."""
     if isinstance(part, nn.Module):
         return tensors_of(part)
+    if isinstance(part, GatheredWeight):
+        return part, part.fp8, part.scale
     return part if isinstance(part, tuple) else (part,)
 
 
@@ -198,10 +202,13 @@ def _forward(
     head, *stages = values
     statistics: list[Tensor] = []
     waiting = list(reversed(modes))
-    frozen = "weight_fp8" in stages[0]
+    frozen = "weight" not in stages[0]
     sums_dtype = dtype
     for name in chain.summed:
         sums_dtype = torch.promote_types(sums_dtype, head[name].dtype)
+    for own in () if frozen else stages:
+        if "weight_fp8" in own:  # gathered; any maxima of all scales do
+            own["weight_scale_max"] = own["weight_scale"].view(-1)
     for weights in () if frozen else chain.weights:
         quantize_weights(fused, [stages[number] for number in weights])
     casts = chain.stages[0].gemms.fprop is None and chain.head.forward is None

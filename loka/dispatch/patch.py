@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -23,6 +23,7 @@ from loka.dispatch.bind.bound import (
 )
 from loka.dispatch.bind.check_model import BACK, ForwardCheck, changes_since, shown
 from loka.dispatch.bind.frozen import is_replaced
+from loka.dispatch.bind.unplanned import few
 from loka.dispatch.bind.wrappers import find_module, unwrap
 from loka.dispatch.bound_state import BoundModule, KeptModule, bind, unbind
 from loka.dispatch.dispatch_errors import BindError, LokaWarning, VerifyError
@@ -30,6 +31,7 @@ from loka.dispatch.frozen_since import ChangedGradients, changed_gradients
 from loka.dispatch.keep_sites import chosen_modules
 from loka.dispatch.nonfinite import NonFiniteTrace
 from loka.dispatch.ranges import named_ranges
+from loka.dispatch.shard.gather import LOST, Gathering, gather_fp8
 from loka.dispatch.static_scales import Overflow, clear_overflow_stats, give_back_to_ddp, names_in, overflows
 from loka.dispatch.verification import idle_reason, overflow_advice, uncalled_reason, unplanned_kernels
 from loka.kernels import call_counters
@@ -168,6 +170,7 @@ class Patch:
     def _send_back(self, chosen: Sequence[BoundModule]) -> tuple[str, ...]:
         """`keep` of modules."""
         self._require_bound("keep")
+        self._require_own_forwards(chosen)
         kept = []
         for bound in chosen:
             bound_class = type(bound.module)
@@ -197,6 +200,7 @@ class Patch:
         count for `verify`. Raises BindError if the patch was removed or is for mode "infer".
         """
         self._require_bound("compare")
+        self._require_own_forwards(self._modules)
         kept = [each for each in self._kept if each.bound.is_bound or self._is_own(each)]
         here = self._in_order([*(each for each in self._modules if each.is_bound), *(each.bound for each in kept)])
         entered = [(bound.module, type(bound.module)) for bound in here]
@@ -238,6 +242,21 @@ class Patch:
         self._require_bound("compile")
         for _, module in self._here():
             _compile_functions(derived_class(type(module)).loka_generated, options)
+
+    def gather_fp8(self, model: nn.Module | None = None) -> Gathering:
+        """Let FSDP2's all-gathers move weights in FP8: e4m3 values and a scale a row. Returns a report.
+
+        After `apply` and `fully_shard`, in either order, and before the first forward, on every rank. It takes the
+        weights of which the plan reads one FP8 copy alone (`power_of_two` and `requantize_transpose`, rowwise); other
+        parameters are gathered as they are, and the report says why. Results are those of quantizing the whole weight,
+        to the bit. Optimizers, checkpoints and `state_dict` see the parameters as before. `model`: what fully_shard was
+        called with, if that holds the bound model.
+
+        Afterwards modules cannot run by their own forwards: `keep` and guards raise. Raises BindError if no parameter
+        is sharded, FSDP has gathered one before, `reshard_after_forward` is a number, or in mode "infer".
+        """
+        self._require_bound("gather in FP8")
+        return gather_fp8(self._package, model or self._root, self._here())
 
     def remove(self) -> None:
         """Give every module its own class and forward back; a second call does nothing.
@@ -315,6 +334,13 @@ class Patch:
         if self._removed:
             raise BindError(f"{self._package}: cannot {verb}: this patch was removed; apply the package again")
 
+    def _require_own_forwards(self, modules: Iterable[BoundModule]) -> None:
+        if gathered := [one.site for bound in modules for one in bound.counters.gathered]:
+            raise BindError(
+                f"{self._package}: {few(gathered)}: the weight is gathered in FP8 (gather_fp8), and the module's own "
+                "forward, which `keep` and guards run, needs it in the model's dtype: leave gather_fp8 out"
+            )
+
     def _chosen(self, verb: str, patterns: Sequence[str], modules: Sequence[BoundModule]) -> tuple[BoundModule, ...]:
         """The modules whose sites the patterns of `keep` or `restore` name."""
         sites = [bound.counters.sites for bound in modules]
@@ -363,6 +389,7 @@ class Patch:
         if find_module(self._root, name) is not module and all(each is not module for each in self._root.modules()):
             yield f"{shown(name)}: was replaced in the model since apply"
         found = list(changes_since(module, bound.counters.binding, check))
+        found += [f"{LOST}: {one.site}" for one in bound.counters.gathered if one.is_lost]
         yield from (f"{shown(name)}: {problem}" for problem in found)
         # What is not there any more cannot be quantized to compare with it; the next call sees what was replaced.
         if not found and not is_replaced(module) and (stale := stale_sites(module)):

@@ -29,7 +29,7 @@ Needs only the standard library.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 _OF_BATCH_NORM = ("norm_shift", "norm_scale", "norm_rstd")
 _READ_AGAIN = ("x", "y", "sum", "mean", "rstd", "bias", "norm_weight", "norm_bias", "mask", *_OF_BATCH_NORM)
@@ -167,14 +167,32 @@ class Chain:
         object.__setattr__(self, "readers", tuple([by_residual.get(number) for number in range(len(self.stages))]))
 
 
-def constant(chain: Chain) -> Callable[[], Chain]:
+def with_gathered(chain: Chain, gathered: tuple[bool, ...]) -> Chain:
+    """A chain that takes the FP8 values and scales of some stages' weights as arguments, behind the weight."""
+    stages = tuple(
+        [
+            replace(stage, parameters=" ".join(["weight weight_fp8 weight_scale", *stage.names[1:]]), weight=())
+            if is_gathered
+            else stage
+            for stage, is_gathered in zip(chain.stages, gathered, strict=True)
+        ]
+    )
+    left = [tuple([number for number in group if not gathered[number]]) for group in chain.weights]
+    return replace(chain, stages=stages, weights=tuple([group for group in left if group]))
+
+
+def constant(chain: Chain) -> Callable[..., Chain]:
     """A function that returns a chain, whose result is a constant to torch.compile: it guards on none of its fields.
 
-    The mark is that of torch.compiler.assume_constant_result, which would import Dynamo.
+    Of its argument, see `with_gathered`; () is the chain itself. The mark is that of
+    torch.compiler.assume_constant_result, which would import Dynamo.
     """
+    made: dict[tuple[bool, ...], Chain] = {(): chain}
 
-    def get() -> Chain:
-        return chain
+    def get(gathered: tuple[bool, ...] = ()) -> Chain:
+        if gathered not in made:
+            made[gathered] = with_gathered(chain, gathered)
+        return made[gathered]
 
     get._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return get

@@ -63,6 +63,14 @@ class ChainStages:
         self._of_any_number()
         return made
 
+    def weight_kernels(self) -> tuple[str, ...]:
+        """For each stage the kernel that quantizes its weight by row; () without FP8, and with static scales."""
+        if not self.shape.fp8 or self.shape.known:
+            return ()
+        together = {index for numbers in self._together() for index in numbers}
+        number = range(len(self.shape.stages))
+        return tuple("quantize_weights" if each in together else self._quantizer(each).function for each in number)
+
     def _kernel(self, spec: AnySpec, arguments: Mapping[str, str], results: Mapping[str, str]) -> Launch:
         self.specs.setdefault(spec)
         parameters = [*spec.parameters, *(["dtype"] if isinstance(spec, NormForward) and spec.takes_dtype else [])]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from loka.codegen.chains.chain_calls import PlannedChain, chain_arguments, or_frozen, planned_chains, site_call
 from loka.codegen.chains.chain_functions import Chains
+from loka.codegen.chains.chain_stages import ChainStages
 from loka.codegen.chains.interactions import (
     DotShape,
     InteractionCalls,
@@ -24,11 +25,13 @@ from loka.codegen.modules.signature import own_forward_lines, parse_argument
 from loka.codegen.names import layers, shown, snake, wrapped
 from loka.errors import LokaError
 from loka.graph.expression import PRODUCT, Arg, Call, Constant, Ref, RefKind, local, locals_in, text_of
-from loka.graph.ir import DTYPE, ConcatNorm, DotInteraction, FmInteraction, ForwardIR, Region
+from loka.graph.ir import DTYPE, ConcatNorm, DotInteraction, FmInteraction, ForwardIR, Region, unpadded
 from loka.numerics.enums import Operand
 from loka.plan.plan import PlannedBinding, SitePlan
 
 INDENT = 8
+
+OneCopy = tuple[int, str, str]  # a site, the path of its weight, and the kernel that quantizes it by row
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ class ForwardBody:
             self.lines.append(" " * INDENT + f"{self._scope.unbind(parameter)} = {parameter}.unbind()")
         self._note = ""
         self._returned = False  # the last statement's value, without a name of its own
+        self._names = {_expression(name): name for name, _ in binding.shapes}
+        self._one_copy: list[OneCopy] = []
         self._write()
         for argument in self.arguments:
             self.imports |= statement_text.globals_of(argument.default) if argument.default is not None else set()
@@ -136,6 +141,17 @@ class ForwardBody:
         return bool(self._mixes or self._joins or self._dots) or any(
             not planned.shape.fp8 for planned in self._chains.values()
         )
+
+    @property
+    def one_copy(self) -> list[OneCopy]:
+        """The weights of which the forward reads one FP8 copy alone."""
+        reads = [ref.text for step in self._forward.statements for ref in step.operands]
+        chosen = [path for _, path, _ in self._one_copy]
+        return [
+            each
+            for each in self._one_copy
+            if sum(_is_of(text, _expression(each[1])) for text in reads) == chosen.count(each[1])
+        ]
 
     def _taken(self) -> set[int]:
         """Indices of the statements in chains and in outlined regions."""
@@ -209,6 +225,12 @@ class ForwardBody:
         arguments = chain_arguments(self._forward, planned, self._scope, freezes)
         if shape.known:
             self.known |= {(number, operand): None for number in planned.sites for operand in OPERANDS}
+        kernels = ChainStages(shape).weight_kernels()
+        for place, (number, kernel) in enumerate(zip(planned.sites, kernels, strict=bool(kernels))):
+            gemm = site_call(self._forward, linears[place])
+            bare = unpadded(gemm) if shape.stages[0].given and place == 0 else None
+            path = self._names.get(text_of(gemm.weight if bare is None else bare.weight))
+            self._one_copy += [] if path is None else [(number, path, kernel)]
         of_modules = [[sites[number] for number in planned.sites] for sites in self._sites]
         function = self._kernels.chains.function(shape, layers(of_modules, self._fallback, self._sites[0]))
         code = self._called(function, arguments)
@@ -335,9 +357,19 @@ def _sliced(forward: ForwardIR, parameters: Sequence[str]) -> Iterator[str]:
     """The expressions of Parameters of which a forward reads several slices along the first dimension."""
     texts = {ref.text for step in forward.statements for ref in step.operands if ref.kind is RefKind.ATTRIBUTE}
     for name in parameters:
-        expression = "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in name.split("."))
+        expression = _expression(name)
         if len({found for text in texts if (found := statement_text.slice_of(text, expression)) is not None}) > 1:
             yield expression
+
+
+def _expression(parameter: str) -> str:
+    """A Parameter in a forward, by its path: self.fmb[3].weight."""
+    return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in parameter.split("."))
+
+
+def _is_of(text: str, parameter: str) -> bool:
+    """True if an attribute is the Parameter or a part of it."""
+    return text == parameter or text.startswith((f"{parameter}[", f"{parameter}."))
 
 
 def _site_indices(forward: ForwardIR, sites: Sequence[str]) -> dict[int, int]:

@@ -39,6 +39,29 @@ from loka.kernels import call_counters
 from loka.kernels.gemm.scaled_mm import KERNEL
 
 
+@dataclass(slots=True, eq=False)
+class Gathered:
+    """A weight that FSDP gathers in FP8, by hooks on this rank's part of it."""
+
+    site: str
+    of_fsdp: Any  # FSDP's own view of the parameter
+    hooked: Any  # the part
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the parameter got another part since, which has no hooks: it was cast, moved or assigned."""
+        return self.of_fsdp.sharded_param._local_tensor is not self.hooked
+
+    def hook_again(self) -> bool:
+        """Put the hooks on another tensor of the same numbers, which a cast to the same dtype makes; False if moved."""
+        now, before = self.of_fsdp.sharded_param._local_tensor, self.hooked
+        if now is not before and (now.data_ptr() != before.data_ptr() or not same_kind(now, before)):
+            return False
+        now.fsdp_pre_all_gather, now.fsdp_post_all_gather = before.fsdp_pre_all_gather, before.fsdp_post_all_gather
+        self.hooked = now
+        return True
+
+
 class CallCounters:
     """Counter ids of a bound module's GEMMs, and the sites and GEMMs that they count.
 
@@ -57,6 +80,7 @@ class CallCounters:
         self.frozen_from: tuple[FrozenSource, ...] = ()
         self.frozen_marks: tuple[Mark, ...] = ()
         self.frozen_paths: tuple[tuple[str, ...], ...] = ()
+        self.gathered: tuple[Gathered, ...] = ()  # the weights that FSDP gathers in FP8
 
     def counter_id(self, index: int) -> int:
         """The counter id of the fprop of site `index`."""
@@ -87,6 +111,8 @@ class Bound(nn.Module):
 
     loka: CallCounters
     loka_known: tuple[StaticScale, ...] = ()  # operands with static scales, which are buffers of the module
+    # Site, path of its weight, and the kernel of `fused` that makes the one FP8 copy that its forward reads.
+    loka_one_copy: tuple[tuple[int, str, str], ...] = ()
 
     # Set on each derived class by `derive`.
     loka_generated: type[Bound]
@@ -154,6 +180,11 @@ class Bound(nn.Module):
         records = drop_static_scales(self, self.loka_known)
         try:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+            if lost := [each.site for each in self.loka.gathered if not each.hook_again()]:
+                raise BindError(
+                    f"{', '.join(lost)}: the model was moved or cast after gather_fp8, which the hooks on its weights "
+                    "do not survive: move and cast it before"
+                )
             return self
         finally:
             if frozen and is_split(self):

@@ -1,0 +1,1 @@
+"""FP8 all-gathers under FSDP2."""

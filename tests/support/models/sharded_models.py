@@ -1,0 +1,100 @@
+"""Models that FSDP2 shards, and the policies by which their packages are generated."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+POLICY = """\
+version: 1
+name: {name}
+model: {{factory: "tests.support.models.sharded_models:{factory}", inputs: "tests.support.models.sharded_models:inputs",
+         batch_size: 16}}
+target: reference
+defaults: {{compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always}}
+rules:
+  - match: "head"
+    optional: true
+    compute: keep
+{rules}
+"""
+MIXED = """\
+  - match: "blocks.1.*"
+    power_of_two: false
+    requantize_transpose: false
+"""
+PADDED = "mods: [{use: pad_alignment, to: 16}]"
+WIDTH = 128
+
+
+class Block(nn.Module):
+    """A residual block of two linears, 208 wide inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 208)
+        self.act, self.down = nn.SiLU(), nn.Linear(208, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.act(self.up(self.norm(x))))
+
+
+class Tower(nn.Module):
+    """Blocks and a head of one column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Tied(nn.Module):
+    """Two linears of one weight, and one that another module multiplies by, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.two.weight = self.one.weight
+        self.out, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.head.weight = self.out.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.two(torch.tanh(self.one(x))))
+        return self.head(torch.tanh(self.out(x)))
+
+
+class Odd(nn.Module):
+    """A linear of 120 columns, which kernels pad, and a Parameter that is read by rows and by columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(120, WIDTH)
+        self.both = nn.Parameter(torch.randn(WIDTH, WIDTH) / 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.first(torch.tanh(x[:, :120])))
+        return nn.functional.linear(nn.functional.linear(x, self.both), self.both.t())
+
+
+def odd() -> Odd:
+    return Odd()
+
+
+def tower() -> Tower:
+    return Tower()
+
+
+def tied() -> Tied:
+    return Tied()
+
+
+def inputs(rows: int) -> tuple[torch.Tensor]:
+    return (torch.randn(rows, WIDTH),)

@@ -1,0 +1,330 @@
+"""What each of four processes runs in the tests of FP8 all-gathers; results go to one file a rank."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch._dynamo.utils import counters
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from loka.dispatch import BindError
+from loka.errors import InputError
+from tests.support.models import sharded_models as models
+
+WORLD = 4
+NAMES = ("gathers", "kinds", "loops", "compiled", "uneven", "hybrid", "tied", "odd", "refused", "saved", "moved")
+
+
+def start(rank, folder, names):
+    """Join the group, run the functions of these names, save what each returns or why it failed."""
+    torch.set_num_threads(1)
+    sys.path.insert(0, folder)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=timedelta(seconds=120)
+    )
+    pairs = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    results = {}
+    for name in names:
+        try:
+            results[name] = getattr(sys.modules[__name__], name)(rank, pairs, Path(folder))
+        except (Exception, pytest.fail.Exception):  # noqa: BLE001 - reported by the test, with its traceback
+            results[name] = traceback.format_exc()
+        dist.barrier()
+    torch.save(results, Path(folder) / f"{rank}.pt")
+    gc.collect()
+    dist.destroy_process_group()
+
+
+class Gathered(TorchDispatchMode):
+    """Counts the bytes that a rank gets from all-gathers."""
+
+    def __init__(self):
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.c10d._allgather_base_.default:
+            self.nbytes += args[0].nbytes
+        return func(*args, **(kwargs or {}))
+
+
+def package(name):
+    """A generated package."""
+    return importlib.import_module(name)
+
+
+def batch(rank, rows=16):
+    generator = torch.Generator().manual_seed(7 + rank)
+    return torch.randn(rows, models.WIDTH, generator=generator)
+
+
+def sharded(mesh, fp8, name="one_copy", first="apply", units=True, **options):
+    """A bound and sharded tower, its patch, and the report of gather_fp8 if `fp8`."""
+    model = models.tower()
+    patch = package(name).apply(model) if first == "apply" else None
+    for block in model.blocks if units else ():
+        fully_shard(block, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    patch = patch or package(name).apply(model)
+    return model, patch, patch.gather_fp8() if fp8 else None
+
+
+def trained(model, x, steps=2, run=None):
+    """Losses of some steps of SGD, the last result, gradients and parameters, each whole."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        y = model(x) if run is None else run(x)
+        loss = y.float().square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+    return {"losses": torch.tensor(losses), "y": y.detach(), **whole(model)}
+
+
+def whole(model):
+    """Gradients and parameters, gathered."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        for kind, tensor in (("grad", parameter.grad), ("weight", parameter.detach())):
+            found[f"{kind} {name}"] = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
+    return found
+
+
+def differences(one, other):
+    """Names of the values that are not the same to the bit."""
+    assert list(one) == list(other)
+    return [name for name in one if not torch.equal(one[name], other[name])]
+
+
+def unsharded(rank, mesh, name="one_copy"):
+    """The loss, the result and the gradients of one step of the bound model on this rank's rows; means of the mesh."""
+    model = models.tower()
+    package(name).apply(model)
+    y = model(batch(rank))
+    loss = y.square().mean()
+    loss.backward()
+    grads = {}
+    for key, parameter in model.named_parameters():
+        dist.all_reduce(parameter.grad, group=mesh.get_group())
+        grads[key] = parameter.grad / mesh.size()
+    return loss.item(), y.detach(), grads
+
+
+def gathers(rank, pairs, folder):
+    """Bytes of the all-gathers of one forward, and results against those of the model that is not sharded."""
+    mesh, nbytes, results = pairs["shard"], {}, {}
+    for fp8 in (False, True):
+        model, patch, report = sharded(mesh, fp8)
+        with Gathered() as seen:
+            y = model(batch(rank))
+        nbytes[fp8] = seen.nbytes
+        loss = y.square().mean()
+        loss.backward()
+        results[fp8] = loss.item(), y.detach(), {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+    patch.verify()
+    alone = unsharded(rank, mesh)
+    same = [found[0] == alone[0] and torch.equal(found[1], alone[1]) for found in results.values()]
+    apart = [differences(results[True][2], other) for other in (results[False][2], alone[2])]
+    return nbytes, str(report), (report.weight_bytes, report.weight_bytes_before), same, apart
+
+
+def kinds(rank, pairs, folder):
+    """Ways of sharding: what differs from gathering the weights as they are."""
+    mesh, found = pairs["shard"], {}
+    bfloat16 = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    for name, options in {
+        "apply first": {},
+        "shard first": {"first": "shard"},
+        "one unit": {"units": False},
+        "kept": {"reshard_after_forward": False},
+        "resharded": {"reshard_after_forward": True},
+        "bfloat16": {"mp_policy": bfloat16},
+        "mixed": {"name": "mixed"},
+    }.items():
+        results = [trained(sharded(mesh, fp8, **options)[0], batch(rank)) for fp8 in (False, True)]
+        found[name] = differences(*results)
+    found["report"] = str(sharded(mesh, True, name="mixed")[2])
+    return found
+
+
+def loops(rank, pairs, folder):
+    """Accumulation, checkpoints, evaluation in between, an empty batch."""
+    mesh, found = pairs["shard"], {}
+    results = {name: [] for name in ("accumulated", "checkpointed", "evaluated", "empty")}
+    for fp8 in (False, True):
+        model, patch, _ = sharded(mesh, fp8)
+        for last, part in enumerate(batch(rank).chunk(2)):
+            model.set_requires_gradient_sync(bool(last))
+            model.set_reshard_after_backward(bool(last))
+            model(part).square().mean().backward()
+        results["accumulated"].append(whole(model))
+
+        model, patch, _ = sharded(mesh, fp8)
+        run = lambda x, model=model: checkpoint(model, x.requires_grad_(), use_reentrant=False)  # noqa: E731
+        results["checkpointed"].append(trained(model, batch(rank), run=run))
+        model, patch, _ = sharded(mesh, fp8)
+        trained(model, batch(rank))
+        with torch.no_grad():
+            y = model(batch(rank, 5))
+        patch.verify(backward=False)
+        results["evaluated"].append({"y": y, **trained(model, batch(rank))})
+        model, patch, _ = sharded(mesh, fp8)
+        results["empty"].append(trained(model, batch(rank, 0), steps=1))
+    for name, pair in results.items():
+        for each in pair:
+            for values in each.values():
+                values.nan_to_num_(7.0)  # the mean of no rows
+        found[name] = differences(*pair)
+    return found
+
+
+def compiled(rank, pairs, folder):
+    """The model compiled as a whole, and unit by unit."""
+    mesh, found = pairs["shard"], {}
+    for name in ("whole", "units"):
+        results = []
+        for fp8 in (False, True):
+            torch.compiler.reset()
+            counters.clear()
+            model, _, _ = sharded(mesh, fp8)
+            for block in model.blocks if name == "units" else ():
+                block.compile(backend="aot_eager")
+            run = torch.compile(model, backend="aot_eager") if name == "whole" else model
+            results.append(trained(model, batch(rank), run=run))
+        found[name] = differences(*results), sum(counters["graph_break"].values())
+    return found
+
+
+def uneven(rank, pairs, folder):
+    """Three ranks, which have 70, 70 and 68 of 208 rows."""
+    mesh = DeviceMesh("cpu", torch.arange(3))
+    if rank == 3:
+        return []
+    model, _, report = sharded(mesh, True)
+    parts = [p.to_local().shape[0] for p in (model.blocks[0].up.weight, model.blocks[0].down.weight)]
+    results = [trained(model, batch(rank)), trained(sharded(mesh, False)[0], batch(rank))]
+    return differences(*results), parts, (report.weight_bytes, report.weight_bytes_before)
+
+
+def hybrid(rank, pairs, folder):
+    """A mesh of two dimensions: sharded in pairs, replicated between them."""
+    results = [trained(sharded(pairs, fp8)[0], batch(rank)) for fp8 in (False, True)]
+    return differences(*results), pairs.size()
+
+
+def tied(rank, pairs, folder):
+    """A weight of two linears in one generated forward, and one of a linear in it and of another module."""
+    results, report = [], None
+    for fp8 in (False, True):
+        model = models.tied()
+        patch = package("tied").apply(model)
+        fully_shard(model, mesh=pairs["shard"])
+        report = patch.gather_fp8() if fp8 else None
+        results.append(trained(model, batch(rank)))
+    return differences(*results), str(report)
+
+
+def odd(rank, pairs, folder):
+    """A weight whose columns are padded, and one whose Parameter is read twice, once by its columns."""
+    results, report = [], None
+    for fp8 in (False, True):
+        model = models.odd()
+        patch = package("odd").apply(model)
+        fully_shard(model, mesh=pairs["shard"])
+        report = patch.gather_fp8() if fp8 else None
+        results.append(trained(model, batch(rank)))
+    return differences(*results), str(report), (report.weight_bytes, report.weight_bytes_before)
+
+
+def refused(rank, pairs, folder):
+    """What gather_fp8 refuses, and what a model that gathers in FP8 does."""
+    mesh, messages = pairs["shard"], {}
+
+    def message(name, call, error=BindError):
+        with pytest.raises(error) as caught:
+            call()
+        messages[name] = str(caught.value)
+
+    model = models.tower()
+    patch = package("one_copy").apply(model)
+    message("not sharded", patch.gather_fp8)
+    fully_shard(model, mesh=mesh)
+    model(batch(rank))
+    message("late", patch.gather_fp8)
+    everyone = init_device_mesh("cpu", (WORLD,))
+    message("number", lambda: sharded(everyone, True, reshard_after_forward=2))
+    model = models.tower().eval()
+    frozen = package("one_copy").apply(model, mode="infer")
+    fully_shard(model, mesh=mesh)
+    message("infer", frozen.gather_fp8)
+    model, patch, _ = sharded(mesh, True)
+    message("keep", lambda: patch.keep("blocks.0.up", "blocks.0.down"))
+    message("guard", lambda: patch.trial(False).__enter__())
+    patch.remove()
+    message("own forward", lambda: model(batch(rank)), InputError)
+    messages["offloaded"] = str(sharded(mesh, True, offload_policy=CPUOffloadPolicy(pin_memory=False))[2])
+    messages["alone"] = str(sharded(DeviceMesh("cpu", [rank], _init_backend=True), True)[2])
+    messages["columns"] = str(sharded(mesh, True, shard_placement_fn=lambda parameter: Shard(parameter.dim() - 1))[2])
+    model = models.tower()
+    patch = package("one_copy").apply(model)
+    fully_shard(model.blocks[0], mesh=mesh)
+    messages["partly"] = str(patch.gather_fp8())
+    with torch.device("meta"):
+        model = models.tower()
+    patch = package("one_copy").apply(model)
+    fully_shard(model, mesh=mesh)
+    message("meta", patch.gather_fp8)
+    return messages
+
+
+def saved(rank, pairs, folder):
+    """A checkpoint of two ranks that gather in FP8, and its state_dict; one rank loads it."""
+    mesh = pairs["shard"]
+    model, _, _ = sharded(mesh, True)
+    trained(model, batch(rank))
+    plain = {key: value.full_tensor() for key, value in model.state_dict().items()}
+    state = get_model_state_dict(model)
+    torch.save(model.state_dict(), folder / f"state_{rank}.pt")
+    torch.load(folder / f"state_{rank}.pt", weights_only=False)
+    checkpoint_id = str(folder / f"checkpoint_{rank // 2}")
+    dcp.save({"model": state}, checkpoint_id=checkpoint_id, process_group=mesh.get_group())
+    alone = models.tower()
+    loaded = {"model": alone.state_dict()}
+    dcp.load(loaded, checkpoint_id=checkpoint_id, no_dist=True)
+    alone.load_state_dict(loaded["model"])
+    again, _, _ = sharded(mesh, True)
+    trained(again, batch(rank), steps=1)
+    again.load_state_dict(model.state_dict())
+    same = torch.equal(again(batch(rank)), model(batch(rank)))
+    return list(plain) == list(alone.state_dict()), differences(plain, dict(alone.state_dict())), same
+
+
+def moved(rank, pairs, folder):
+    """Moving where nothing moves; a cast after gather_fp8, and weights that were assigned."""
+    model, patch, _ = sharded(pairs["shard"], True)
+    model.to("cpu")
+    model(batch(rank)).sum().backward()
+    with pytest.raises(BindError) as cast:
+        sharded(pairs["shard"], True)[0].to(torch.bfloat16)
+    model, patch, _ = sharded(pairs["shard"], True)
+    model.load_state_dict({key: value.clone() for key, value in model.state_dict().items()}, assign=True)
+    model(batch(rank)).sum().backward()
+    with pytest.raises(Exception, match="lost the hooks"):
+        patch.verify(backward=False)
+    return str(cast.value)
