@@ -3,7 +3,7 @@
     loka generate ranker.yaml
     torchrun --nproc-per-node 2 train_fsdp.py
 
-It runs on GPUs where there are any, otherwise on CPUs.
+Weights are gathered in FP8 where one FP8 copy of them is read. It runs on GPUs where there are any, otherwise on CPUs.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ def main(steps: int) -> None:
         block.compile()
         fully_shard(block, mesh=mesh, mp_policy=precision)
     fully_shard(model, mesh=mesh, mp_policy=precision)
+    gathering = patch.gather_fp8()  # on every rank, before the first forward
+    if dist.get_rank() == 0:
+        print(gathering)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     data = itertools.islice(ranker.batches(ranker.BATCH, seed=rank), steps)
