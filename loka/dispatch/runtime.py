@@ -77,7 +77,7 @@ def refuse_unusual(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
             raise InputError(
                 f"a weight of shape {tuple(weight.shape)} is sharded and its input is not: a module that belongs to a "
                 "generated forward became an FSDP unit of its own after apply (patch.verify() names it): shard the "
-                "module around it instead"
+                "module around it instead, or name it under `units` in the policy and generate again"
             )
     if not weights or torch.compiler.is_compiling():
         return

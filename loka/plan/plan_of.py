@@ -36,6 +36,7 @@ from loka.plan.rewrite.site_mods import (
 from loka.plan.select.interaction_times import interaction_plans, without_fused_sites
 from loka.plan.select.workload import TracedNeighbours
 from loka.plan.tuning.choices import AS_IT_STANDS, Choice, chosen_settings
+from loka.plan.units import check_units, units_of, within_units
 from loka.policy.policy import Policy
 from loka.policy.settings import Assignment, SiteSettings
 from loka.version import __version__
@@ -172,10 +173,11 @@ def _decided_without(
     named = dict(zip((file for file, _ in policy.files), policy.named, strict=True))
     if known is not None:
         check_sites(known, sites, examined.adapted.adaptations)
-    considered = kernels if costs is not None else ()
+    considered, units = kernels if costs is not None else (), units_of(policy, model)
+    siblings = within_units(examined.siblings, units)
     with current_directory_importable():
         interacting = requested_interactions(policy.mods, sites, model, examined.flow, slower)
-        modded = with_site_mods(policy.mods, sites, settings, examined.siblings, tracer, interacting.mixing)
+        modded = with_site_mods(policy.mods, sites, settings, siblings, tracer, interacting.mixing)
     sites, settings = modded.sites, modded.settings
     trace = OwnerTracer(modded.trace, requested_owners(policy.mods, model, examined.flow))
     evidence = with_merged_sites(known, sites)
@@ -191,12 +193,14 @@ def _decided_without(
     )
     interacting = requested_interactions(policy.mods, sites, model, examined.flow, slower)
     plans, wide = resolve(sites, settings, situation, {}), float64_sites(sites, model)
-    request = rewrite_request_of(plans, settings, interacting, modded.changed, trace.scopes, wide, examined.flow)
+    request = rewrite_request_of(plans, settings, interacting, modded.changed, trace.scopes, wide, examined.flow, units)
     rewrites = _rewritten(request, model, trace)
     traced = rewrites.traced if costs is not None else TracedNeighbours()
     if traced.chains or traced.alone:  # with their neighbours known, some may be as fast without FP8
         plans = resolve(sites, settings, situation, {}, traced)
-        again = rewrite_request_of(plans, settings, interacting, modded.changed, trace.scopes, wide, examined.flow)
+        again = rewrite_request_of(
+            plans, settings, interacting, modded.changed, trace.scopes, wide, examined.flow, units
+        )
         rewrites = _rewritten(again, model, trace) if again != request else rewrites
     if rewrites.refused:
         plans = resolve(sites, settings, situation, rewrites.refused, traced)
@@ -229,6 +233,7 @@ def _decided_without(
         ne_budget=policy.ne_percent,
         opaque=examined.opaque,
     )
+    check_units(policy, plan.bindings, units)
     return Decided(plan, traced.chains)
 
 

@@ -130,6 +130,7 @@ def _policy(
         mods=tuple(
             _mod(mod, uses[type(mod)], tree, index) for index, mod in enumerate(entries) if isinstance(mod, ModFields)
         ),
+        units=_patterns(setting.units, tree, ("units",)) if setting.units else (),
         auto_mods=_auto_mods(entries, setting.defaults),
         profile=setting.profile,
         measurements=setting.measurements,

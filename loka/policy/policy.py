@@ -207,6 +207,7 @@ class Policy:
     target: str  # the value of a TargetDevice
     rules: tuple[Rule, ...]
     mods: tuple[ModRule, ...] = ()
+    units: tuple[Pattern, ...] = ()  # over modules that FSDP shards one by one
     auto_mods: bool = False  # exact mods are planned where they win, without being asked for
     profile: str | None = None
     measurements: str | None = None

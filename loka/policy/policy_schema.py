@@ -16,6 +16,7 @@ from loka.devices.targets import DEFAULT_TARGET, TargetDevice
 from loka.numerics.enums import Autocast
 from loka.policy import checks
 from loka.policy.mod_schema import AutoModsSetting, ModFields, ModSchemas, Number, SchemaModel, Size, Text, any_mod, doc
+from loka.policy.mod_schema import Pattern as NamePattern
 from loka.policy.site_schema import RuleSetting, SiteSetting
 
 
@@ -162,6 +163,11 @@ class PolicySetting(SchemaModel):
     )
     budget: PlanBudgetSetting | None = doc(
         "Budget", "What FP8 may cost the whole model, by what loka probe measured. Left out: no limit."
+    )
+    units: Annotated[list[NamePattern], Field(min_length=1)] | None = doc(
+        "Units",
+        "Patterns of the modules that fully_shard wraps one by one (FSDP2): of each the outermost that it matches. No "
+        "forward that is rewritten goes beyond a unit. Left out: units have to hold the modules that are bound.",
     )
     extends: Text | None = doc(
         "Base",

@@ -118,9 +118,9 @@ def _inlined_already(root: nn.Module) -> dict[int, str]:
     }
 
 
-def child_problems(module: nn.Module, inlined: Sequence[str]) -> Iterator[str]:
+def child_problems(module: nn.Module, binding: Binding) -> Iterator[str]:
     """Problems of a module's inlined children, whose own forward is not called: hooks, parametrisations and so on."""
-    for name in inlined:
+    for name in binding.inlined:
         child = below(module, name)
         if child is None and in_wrapper(module, name):
             continue  # reported with the module that is wrapped
@@ -139,7 +139,11 @@ def child_problems(module: nn.Module, inlined: Sequence[str]) -> Iterator[str]:
         if "parametrizations" in child._modules:
             yield f"its child {name!r} is parametrised: remove the parametrisation, or keep its sites in the policy"
         if unsharded_class(type(child)) is not type(child):
-            yield f"its child {name!r} is an FSDP unit of its own: shard the module around it instead"
+            unit = name if binding.modules == ("",) else f"*.{name}"
+            yield (
+                f"its child {name!r} is an FSDP unit of its own: shard the module around it instead, or write units: "
+                f'["{unit}"] in the policy and run loka generate again'
+            )
         if "forward" in vars(child):
             yield f"its child {name!r} has a forward of its own on the instance"
         if isinstance(child, Bound):
@@ -148,7 +152,7 @@ def child_problems(module: nn.Module, inlined: Sequence[str]) -> Iterator[str]:
 
 def changes_since(module: nn.Module, binding: Binding, check: ForwardCheck) -> Iterator[str]:
     """Changes in a module since it was bound that its generated forward does not reflect."""
-    found = [*lost_parameters(module, binding), *child_problems(module, binding.inlined)]
+    found = [*lost_parameters(module, binding), *child_problems(module, binding)]
     if not found and (problem := check.problem(module, binding)):
         found.append(problem)
     yield from found
@@ -207,7 +211,7 @@ def _problems(module: nn.Module, binding: Binding, mode: str, check: ForwardChec
             "(Accelerate's prepare sets one for mixed precision), or remove it first"
         )
         return
-    found = list(child_problems(module, binding.inlined))
+    found = list(child_problems(module, binding))
     if not found and (problem := check.problem(module, binding)):
         found.append(problem)
     yield from found

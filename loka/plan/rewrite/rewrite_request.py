@@ -40,7 +40,7 @@ class RewriteRequest:
     changed: frozenset[str] = frozenset()  # names of sites in `parameters` that mods changed, whatever their recipe
     scopes: tuple[OwnerScope, ...] = ()  # modules whose statements mods rewrite
     float64: frozenset[str] = frozenset()  # names of kept sites that are not in `fused` because of their dtype
-    barriers: Barriers = field(default_factory=Barriers)  # modules that tracing refused
+    barriers: Barriers = field(default_factory=Barriers)  # modules that tracing refused, and units
     flow: Flow = field(default_factory=Flow)  # what products become
 
     @property
@@ -89,13 +89,14 @@ def rewrite_request_of(
     scopes: tuple[OwnerScope, ...] = (),
     float64: frozenset[str] = frozenset(),
     flow: Flow | None = None,
+    units: frozenset[str] = frozenset(),
 ) -> RewriteRequest:
     """The request for the sites of a plan that need, or should get, a rewritten forward of their owner.
 
     These include the sites changed by mods, `changed` by name, and native ones that are to be fused by policy or
     measurements: only the kernels around their GEMMs are replaced, unless the site is in `float64`. `interacting`
     has the interactions to fuse, `scopes` the owners in which mods rewrite statements, `flow` says what the
-    products become.
+    products become, `units` are modules that are not inlined.
     """
     interacting = interacting or Interacting()
     seen = {site.name for site in interacting.sites}
@@ -130,6 +131,7 @@ def rewrite_request_of(
         changed=changed,
         scopes=scopes,
         float64=frozenset(exact),
+        barriers=Barriers(closed=units),
         flow=flow or Flow(),
     )
 

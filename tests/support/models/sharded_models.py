@@ -23,6 +23,7 @@ MIXED = """\
     power_of_two: false
     requantize_transpose: false
 """
+UNITS = "units: ['*.norm', '*.down']"
 PADDED = "mods: [{use: pad_alignment, to: 16}]"
 WIDTH = 128
 
