@@ -18,6 +18,7 @@ PACKAGES = (
     ("mixed", "tower", models.MIXED),
     ("tied", "tied", ""),
     ("odd", "odd", models.PADDED),
+    ("units", "tower", models.UNITS),
 )
 
 
@@ -96,6 +97,17 @@ def test_uneven_parts(run):
 @pytest.mark.slow
 def test_a_mesh_of_two_dimensions(run):
     assert run("hybrid") == [([], 4)] * workers.WORLD
+
+
+@pytest.mark.slow
+def test_units_of_the_policy_inside_of_a_module(run):
+    for apart, report, before, after in run("units"):
+        assert apart == []
+        assert "FP8 all-gather: 4 of 4 FP8 weights" in report
+        advice = "is an FSDP unit of its own: shard the module around it instead, or write units: "
+        assert f"'blocks.0': its child 'up' {advice}[\"*.up\"] in the policy and run loka generate again" in before
+        assert f"'blocks.0': its child 'up' {advice}[\"*.up\"] in the policy" in after[0]
+        assert "shard the module around it instead, or name it under `units` in the policy" in after[1]
 
 
 @pytest.mark.slow

@@ -21,12 +21,25 @@ from torch.distributed.tensor import Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from loka.dispatch import BindError
+from loka.dispatch import BindError, VerifyError
 from loka.errors import InputError
 from tests.support.models import sharded_models as models
 
 WORLD = 4
-NAMES = ("gathers", "kinds", "loops", "compiled", "uneven", "hybrid", "tied", "odd", "refused", "saved", "moved")
+NAMES = (
+    "gathers",
+    "kinds",
+    "loops",
+    "compiled",
+    "uneven",
+    "hybrid",
+    "units",
+    "tied",
+    "odd",
+    "refused",
+    "saved",
+    "moved",
+)
 
 
 def start(rank, folder, names):
@@ -226,6 +239,33 @@ def hybrid(rank, pairs, folder):
     """A mesh of two dimensions: sharded in pairs, replicated between them."""
     results = [trained(sharded(pairs, fp8)[0], batch(rank)) for fp8 in (False, True)]
     return differences(*results), pairs.size()
+
+
+def units(rank, pairs, folder):
+    """Norms and linears that are units inside of others, as the policy says; units that it does not know."""
+    mesh, results, report = pairs["shard"], [], None
+    for fp8 in (False, True):
+        model = models.tower()
+        patch = package("units").apply(model)
+        for block in model.blocks:
+            for inner in (block.norm, block.down, block):
+                fully_shard(inner, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        report = patch.gather_fp8() if fp8 else None
+        results.append(trained(model, batch(rank)))
+        patch.verify(backward=False)
+    model = models.tower()
+    fully_shard(model.blocks[0].up, mesh=mesh)
+    with pytest.raises(BindError) as before:
+        package("one_copy").apply(model)
+    model = models.tower()
+    patch = package("one_copy").apply(model)
+    fully_shard(model.blocks[0].up, mesh=mesh)
+    with pytest.raises(InputError) as step:
+        model(batch(rank))
+    with pytest.raises(VerifyError) as verified:
+        patch.verify(backward=False)
+    return differences(*results), str(report), str(before.value), (str(verified.value), str(step.value))
 
 
 def tied(rank, pairs, folder):
