@@ -170,7 +170,13 @@ def kinds(rank, pairs, folder):
         "bfloat16": {"mp_policy": bfloat16},
         "mixed": {"name": "mixed"},
     }.items():
-        results = [trained(sharded(mesh, fp8, **options)[0], batch(rank)) for fp8 in (False, True)]
+        results = []
+        for fp8 in (False, True):
+            model, patch, _ = sharded(mesh, fp8, **options)
+            results.append(trained(model, batch(rank)))
+            with torch.no_grad():
+                model(batch(rank))
+            patch.verify(backward=False)  # also where weights stay gathered
         found[name] = differences(*results)
     found["report"] = str(sharded(mesh, True, name="mixed")[2])
     return found
