@@ -134,7 +134,10 @@ def test_new_gemms_are_told_beneath_ddp_and_fsdp(run):
 def test_an_inlined_child_that_was_sharded_since_is_named_by_verify_and_stops_the_step(run):
     for *problems, step in run("fsdp_inlined"):
         assert "a weight of shape (64, 32) is sharded and its input is not: " in step
-        assert "'layers.0': its child 'up.0' is an FSDP unit of its own: shard the module around it instead" in problems
+        assert (
+            "'layers.0': its child 'up.0' is an FSDP unit of its own: shard the module around it instead, or write "
+            'units: ["*.up.0"] in the policy and run loka generate again'
+        ) in problems
 
 
 @pytest.mark.slow
