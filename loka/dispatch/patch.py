@@ -256,7 +256,7 @@ class Patch:
         is sharded, FSDP has gathered one before, `reshard_after_forward` is a number, or in mode "infer".
         """
         self._require_bound("gather in FP8")
-        return gather_fp8(self._package, model or self._root, self._here())
+        return gather_fp8(self._package, self._root if model is None else model, self._here())
 
     def remove(self) -> None:
         """Give every module its own class and forward back; a second call does nothing.

@@ -95,7 +95,7 @@ class _Sharded:
     @property
     def rows(self) -> int:
         """Those of all ranks' parts, which are equally large."""
-        return self.ranks * int(self.of_fsdp.padded_sharded_param_size[0]) if self.of_fsdp.sharded_param.dim() else 1
+        return self.ranks * int(self.of_fsdp.padded_sharded_param_size[0])
 
     @property
     def nbytes(self) -> int:
@@ -141,22 +141,19 @@ def gather_fp8(package: str, root: nn.Module, bound: Sequence[tuple[BoundModule,
     for each, module in bound:
         one_copy = {index: (path, kernel) for index, path, kernel in module.loka_one_copy}
         for index, site in enumerate(each.counters.sites):
-            if index in one_copy:
-                path, kernel = one_copy[index]
-                found = at.get(_place(module, path))
-                reason = "it is not sharded by fully_shard" if found is None else _reason(package, site, found)
-                if (
-                    found is not None
-                    and reason is None
-                    and any(place not in read and place[0] not in uncalled for place in found.places)
-                ):
-                    reason = "it is tied to a parameter that is read in another way"
-                if found is not None and reason is None:
-                    sites[site] = module, found, kernel
-                else:
-                    kept.append((site, str(reason)))
-            elif "fprop" in each.counters.planned(index):
-                kept.append((site, _COPIES))
+            if index not in one_copy:
+                kept += [(site, _COPIES)] if "fprop" in each.counters.planned(index) else []
+                continue
+            path, kernel = one_copy[index]
+            found = at.get(_place(module, path))
+            if found is None:
+                kept.append((site, "it is not sharded by fully_shard"))
+            elif reason := _reason(package, site, found):
+                kept.append((site, reason))
+            elif any(place not in read and place[0] not in uncalled for place in found.places):
+                kept.append((site, "it is tied to a parameter that is read in another way"))
+            else:
+                sites[site] = module, found, kernel
     columns = {id(found): _hook(found, _quantizer(module, kernel)) for module, found, kernel in sites.values()}
     for each, _ in bound:
         chosen = [(site, sites[site][1]) for site in each.counters.sites if site in sites]
