@@ -30,10 +30,7 @@ DTYPE = "residual_dtype"  # op of a statement that computes a dtype from those o
 RMS_NORM_EPS = 1.19209e-07
 LEAKY_RELU, SLOPE = "leaky_relu", 0.01  # op of a LeakyReLU, and the slope that torch's has where none is given
 GEMMS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "tensordot", "conv1d"})
-REASSOCIATED = "reassociated"  # op of a GEMM in another order of products: only the kernel of a mixing layer takes it
-
 WEIGHTED = "weighted_sum"  # op of a product with a Parameter that is no GEMM as it is written, which they take, too
-PART = "part_of_product"  # op of a product with a part of a site's matrix, which mixing layers alone may take
 
 
 def is_slope(value: object) -> bool:

@@ -13,8 +13,7 @@ from loka.graph.canonical.recording import Run
 from loka.graph.canonical.splicing import spliced
 from loka.graph.canonical.views import CannotEmitError
 from loka.graph.expression import Ref, local, locals_in
-from loka.graph.ir import PART, ForwardIR, Shape, Statement
-from loka.graph.patterns.fm_interaction import find_fm_interactions
+from loka.graph.ir import ForwardIR, Shape, Statement
 from loka.graph.sites.weights import Index
 from loka.graph.trace.printer import variable
 
@@ -31,30 +30,15 @@ def canonical_forward(
 
     `shapes` are those of the locals as traced, `runs` what `recorded` gives, `names` the expressions of Parameters and
     buffers by name, `sites` as in `with_site_calls`. `as_written` are targets of statements that stay as they are. It
-    computes the same up to rounding. A product is split where mixing layers take each part, and nothing reads it as a
-    whole.
+    computes the same up to rounding.
     """
     targets = [step.target for step in forward.statements if step.target != "_"]
     if not runs or len(set(targets)) < len(targets):
         return forward, shapes
-    for split in (True, False):
-        try:
-            found = _canonical(forward, shapes, runs, names, sites, as_written, split)
-        except CannotEmitError:
-            continue
-        if _splits_pay(*found):
-            return found
-    return forward, shapes
-
-
-def _splits_pay(forward: ForwardIR, shapes: Mapping[str, Shape]) -> bool:
-    """True if mixing layers take all parts of products, and no product is there as a whole, too."""
-    calls = [(step.op == PART, step.call.site) for step in forward.statements if step.call is not None]
-    if {site for is_part, site in calls if is_part} & {site for is_part, site in calls if not is_part}:
-        return False
-    parts = {step.target for step in forward.statements if step.op == PART}
-    mixes = find_fm_interactions(forward, shapes) if parts else ()
-    return parts <= {forward.statements[place].target for mix in mixes for place in mix.places}
+    try:
+        return _canonical(forward, shapes, runs, names, sites, as_written)
+    except CannotEmitError:
+        return forward, shapes
 
 
 def _canonical(
@@ -64,9 +48,8 @@ def _canonical(
     names: Mapping[str, str],
     sites: Mapping[str, tuple[str, Index]],
     as_written: frozenset[str],
-    split: bool,
 ) -> tuple[ForwardIR, Mapping[str, Shape]]:
-    graph = lowered(forward.statements, runs, names, sites, as_written, split)
+    graph = lowered(forward.statements, runs, names, sites, as_written)
     by_target = {step.target: graph.made[place] for place, step in enumerate(forward.statements)}
     read = locals_in(forward.result)
     values: dict[str, Value] = {name: value for name in read if (value := by_target.get(name)) is not None}

@@ -231,7 +231,7 @@ class _Writer:
         matrix: Arg = method(weight[0], "t") if weight[1] else weight[0]
         given = (x, matrix) if bias is None else (x, matrix, bias[0])
         call = None if node.site is None else SiteCall(node.site, *given)
-        return self._emit(WEIGHTED if call is None else node.kind, function("linear", *given), made, call)
+        return self._emit(WEIGHTED if call is None else "linear", function("linear", *given), made, call)
 
     def _is_read_besides(self, product: Node) -> bool:
         """True for a product that something reads besides the sum with its bias."""

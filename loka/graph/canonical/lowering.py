@@ -30,7 +30,7 @@ from loka.graph.canonical.recording import AtenCall, Run, tensors_in
 from loka.graph.expression import Ref, RefKind
 from loka.graph.ir import Statement
 from loka.graph.sites.op_names import BOUNDARIES
-from loka.graph.sites.weights import Index, Span
+from loka.graph.sites.weights import Index
 
 
 class Kind(IntEnum):
@@ -134,17 +134,15 @@ def lowered(
     names: Mapping[str, str],
     sites: Mapping[str, tuple[str, Index]],
     as_written: frozenset[str] = frozenset(),
-    split: bool = False,
     alone: bool = False,
 ) -> Lowered:
     """The graph of a forward from its runs.
 
     `names` are the expressions of Parameters and buffers by name; `sites` has the Parameter of each site and the index
-    of the matrix in it. `as_written` are the targets of statements that stay as they are. `split`: parts of products
-    with weights are products with parts of these. `alone`: each statement is looked into by itself, and what it makes
-    is taken as it is, but for views of weights.
+    of the matrix in it. `as_written` are the targets of statements that stay as they are. `alone`: each statement is
+    looked into by itself, and what it makes is taken as it is, but for views of weights.
     """
-    return _Lowering(statements, runs, names, sites, as_written, split, alone).all()
+    return _Lowering(statements, runs, names, sites, as_written, alone).all()
 
 
 class _Lowering:
@@ -155,7 +153,6 @@ class _Lowering:
         names: Mapping[str, str],
         sites: Mapping[str, tuple[str, Index]],
         as_written: frozenset[str],
-        split: bool,
         alone: bool,
     ) -> None:
         self._statements, self._runs, self._as_written, self._alone = statements, runs, as_written, alone
@@ -164,10 +161,8 @@ class _Lowering:
         self._values: dict[int, Value] = {}  # by the id of a tensor of the first run
         self._shapes: dict[int, tuple[Size, ...]] = {}
         self._found = Lowered({}, [], [])
-        products = Products(self._graph, len(runs), self._found.read_once)
-        self._operations = Operations(
-            self._graph, products, self._values, self._shapes, len(runs), split, self._site_of
-        )
+        products = Products(self._graph, len(runs))
+        self._operations = Operations(self._graph, products, self._values, self._shapes, len(runs), self._site_of)
         self._locals: dict[str, object] = {}
         self._scalars = Scalars(runs)
         self._calls: dict[int, AtenCall] = {}  # by the id of the tensor that a call made
@@ -193,14 +188,8 @@ class _Lowering:
 
     def _part(self, value: Value, index: Index) -> Node:
         """The node of the part of a Parameter at an index."""
-        dim = 0
         for place in index:
-            if not isinstance(place, Span):
-                value = part_of(value, dim, place, 1, True, self._graph, -1)
-                continue
-            if place.start is not None and place.stop is not None:
-                value = part_of(value, dim, place.start, place.stop - place.start, False, self._graph, -1)
-            dim += 1
+            value = part_of(value, 0, place, 1, True, self._graph, -1)
         return value.node
 
     def _site_of(self, weight: Node, step: Statement) -> str | None:

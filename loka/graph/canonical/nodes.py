@@ -73,7 +73,6 @@ class Linear(Node):
     site: str | None = field(compare=False)  # None for a product with a Parameter that is no GEMM as it is written
     bias: Value | None = None  # (N,)
     unbiased: Node | None = None  # the same without the bias
-    kind: str = "linear"  # or an op of `loka.graph.ir`: REASSOCIATED, PART
 
 
 @dataclass(eq=False, slots=True)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from loka.graph.canonical.concatenations import concatenated
 from loka.graph.canonical.layout import Size, is_fixed, regrouped, rows_of
-from loka.graph.canonical.nodes import Graph, Node, Other, Value, is_weight
-from loka.graph.canonical.products import Products, Unsupported, columns_of, factor, multiplied, part_of
+from loka.graph.canonical.nodes import Concatenation, Graph, Node, Other, Value, is_weight
+from loka.graph.canonical.products import Products, Unsupported, factor, multiplied, part_of
 from loka.graph.canonical.recording import AtenCall
 from loka.graph.canonical.sums import Sums
 from loka.graph.ir import Statement
@@ -24,7 +23,7 @@ SIZED = _RESHAPES | _SAME | _MADE | {"expand", "repeat"}  # what sizes of the ba
 class Operations:
     """What operations make of the tensors so far: `values` and `shapes` are theirs, by id of a tensor.
 
-    `split`: parts of products with weights are products with parts of these. `site_of` gives the site of a weight.
+    `site_of` gives the site of a weight.
     """
 
     def __init__(
@@ -34,10 +33,9 @@ class Operations:
         values: dict[int, Value],
         shapes: Mapping[int, tuple[Size, ...]],
         count: int,
-        split: bool,
         site_of: Callable[[Node, Statement], str | None],
     ) -> None:
-        self._graph, self._products, self._count, self._split = graph, products, count, split
+        self._graph, self._products, self._count = graph, products, count
         self._site_of = site_of
         self._values, self._shapes = values, shapes
         self._sums = Sums(graph, count)
@@ -119,11 +117,7 @@ class Operations:
         length = self._shapes[id(call.result)][dim]
         if len(set(length)) > 1:
             raise Unsupported
-        return self._columns(value, dim, first, length[0], place)
-
-    def _columns(self, value: Value, dim: int, start: int, length: int, place: int) -> Value:
-        found = columns_of(value, dim, start, length, self._products) if self._split else None
-        return found or part_of(value, dim, start, length, False, self._graph, place)
+        return part_of(value, dim, first, length[0], False, self._graph, place)
 
     def parts(self, call: AtenCall, place: int) -> list[tuple[Value | None, Tensor]] | None:
         """The parts of a tensor, for operations that return several; None for others."""
@@ -142,7 +136,7 @@ class Operations:
                 start += 1
             else:
                 length = tensor.shape[dim]
-                made.append((self._columns(value, dim, start, length, place), tensor))
+                made.append((part_of(value, dim, start, length, False, self._graph, place), tensor))
                 start += length
         return made
 
@@ -249,7 +243,10 @@ class Operations:
             lifted = [(*e.dims[:dim], (), *e.dims[dim:]) for e in values]
             sizes = [(*e.shape[:dim], (1,) * self._count, *e.shape[dim:]) for e in values]
             values = [Value(e.node, d, s) for e, d, s in zip(values, lifted, sizes, strict=True)]
-        return concatenated(values, dim, shape, place, self._graph, self._sums.pair)
+        if len(values) == 1:
+            return values[0]
+        node = self._graph.one(Concatenation(shape=shape, place=place, parts=tuple(values), dim=dim))
+        return Value(node, rows_of(shape), shape)
 
 
 _Handler = Callable[[Operations, AtenCall, tuple[Size, ...], Statement, int], "Value | None"]

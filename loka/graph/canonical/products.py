@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from loka.graph.canonical.layout import (
     Dim,
@@ -12,15 +12,13 @@ from loka.graph.canonical.layout import (
     Step,
     joined,
     merged,
-    over,
     rows_of,
     steps_along,
     times,
     total,
     translated,
 )
-from loka.graph.canonical.nodes import Graph, Linear, Node, Operand, Pair, Part, Product, Value, is_weight
-from loka.graph.ir import PART, REASSOCIATED
+from loka.graph.canonical.nodes import Graph, Linear, Operand, Pair, Part, Product, Value, is_weight
 
 
 class Unsupported(Exception):  # noqa: N818 - control flow within this room
@@ -50,7 +48,6 @@ class Products:
 
     graph: Graph
     runs: int
-    read_once: Callable[[Node], bool]  # True if one statement at most reads a node
 
     def contraction(
         self, a: Factor, b: Factor, out: Sequence[str], sizes: Mapping[str, Size], site: str | None, place: int
@@ -108,8 +105,7 @@ class Products:
             else ()
             for label in out
         )
-        found = Value(made, dims, tuple(sizes[label] for label in out))
-        return self._reassociated(made, found) or found
+        return Value(made, dims, tuple(sizes[label] for label in out))
 
     def _product(
         self,
@@ -163,67 +159,6 @@ class Products:
             each, steps = (a, of_batch if label in together else of_a) if label in a.labels else (b, of_b)
             dims.append(_shown(each.pieces(label), steps) if label in each.labels else ())
         return Value(node, tuple(dims), tuple(sizes[label] for label in out))
-
-    def _reassociated(self, made: Linear, found: Value) -> Value | None:
-        """(x @ x^T) @ rank as x @ (x^T @ rank), where that is no more work; None for other products."""
-        gram = made.x
-        if not isinstance(gram, Product) or gram.left is not gram.right or made.site is None:
-            return None
-        if not self.read_once(gram):
-            return None
-        if merged(made.k) not in (merged(_own(gram.columns)), merged(_own(gram.rows))):
-            return None
-        x, over_n = gram.left, tuple(Piece(step.size, step.other) for step in gram.rows)
-        n, d, rank = (total((p.size for p in pieces), self.runs) for pieces in (over_n, gram.k[0], made.weight_n))
-        if not all(saves_work(*sizes) for sizes in zip(n, d, rank, strict=True)):
-            return None
-        batch = tuple(Piece(step.size, step.other) for step in gram.batch[0])
-        rows = _sorted((*batch, *gram.k[0]))
-        of_x = _placed(rows, rank)
-        shape = (*(piece.size for piece in merged(rows)), rank)
-        inner = self.graph.one(replace(made, shape=shape, x=x, rows=of_x, k=over_n, kind=REASSOCIATED))
-        sizes = {"t": total((piece.size for piece in batch), self.runs), "n": n, "d": d, "r": rank}
-        of_n, of_d = merged(over_n), merged(gram.k[0])
-        left = Value(x, (merged(batch), of_n, of_d), (sizes["t"], n, d))
-        shown = (_shown(merged(batch), of_x), _shown(of_d, of_x), (Piece(rank, (1,) * self.runs),))
-        right = Value(inner, shown, (sizes["t"], d, rank))
-        whole = self._product(
-            factor(left, "tnd"), factor(right, "tdr"), "tnr", sizes, ("d",), ("t",), made.place
-        )  # fmt: skip
-        return Value(whole.node, found.dims, found.shape)  # both have the elements (batch, n, rank) in this order
-
-
-def columns_of(value: Value, dim: int, start: int, length: int, products: Products) -> Value | None:
-    """The columns of a product with a weight as the product with a part of the weight; None for other values."""
-    node = value.node
-    if not isinstance(node, Linear) or node.bias is not None or len(node.weight_n) != 1 or node.site is None:
-        return None
-    (n,) = node.weight_n
-    runs = products.runs
-    if value.dims[dim] != (Piece(n.size, (1,) * runs),) or value.shape[dim] != n.size:
-        return None
-    whole = Value(
-        node.weight, (node.weight_n, merged(node.weight_k)), (n.size, total((p.size for p in node.weight_k), runs))
-    )
-    flat = part_of(whole, 0, start, length, False, products.graph, node.place)
-    size = (length,) * runs
-    if len(merged(node.weight_k)) != 1:
-        return None
-    shape = (*node.shape[:-1], size)
-    scale = over(n.size, (1,) * runs)
-    rows = tuple(Step(step.size, times(over(step.stride, n.size) or n.size, size), step.other) for step in node.rows)
-    if scale is None or any(over(step.stride, n.size) is None for step in node.rows):
-        return None
-    made = products.graph.one(
-        replace(node, shape=shape, rows=rows, weight=flat.node, weight_n=flat.dims[0], weight_k=flat.dims[1], kind=PART)
-    )
-    dims = tuple(
-        (Piece(size, (1,) * runs),)
-        if place == dim
-        else tuple(Piece(piece.size, times(over(piece.stride, n.size) or n.size, size)) for piece in each)
-        for place, each in enumerate(value.dims)
-    )
-    return Value(made, dims, tuple(size if place == dim else each for place, each in enumerate(value.shape)))
 
 
 def part_of(value: Value, dim: int, start: int, length: int, selected: bool, graph: Graph, place: int) -> Value:
@@ -294,14 +229,3 @@ def _shown(pieces: Sequence[Piece], steps: Sequence[Step]) -> Dim:
 def _both(steps: Sequence[Step]) -> tuple[list[tuple[Step, Size]], list[tuple[Step, Size]]]:
     """Steps with their strides in the first value, and in the other."""
     return [(step, step.stride) for step in steps], [(step, step.other) for step in steps]
-
-
-def _own(steps: Sequence[Step]) -> tuple[Piece, ...]:
-    return tuple(Piece(step.size, step.stride) for step in steps)
-
-
-def saves_work(embeddings: int | None, dimension: int | None, rank: int | None) -> bool:
-    """True if x @ (x^T @ rank) multiplies no more numbers than (x @ x^T) @ rank."""
-    if embeddings is None or dimension is None or rank is None:
-        return False
-    return 2 * dimension * rank <= embeddings * (dimension + rank)

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -192,7 +191,7 @@ def _recorded(forward: ForwardIR, call: ExampleCall, owner: nn.Module) -> Run:
     ordered = torch.backends.opt_einsum.flags(enabled=False)
     with unchanged(owner), torch.no_grad(), ordered:
         shown.train(True)
-        with _ParametersLast(), recorder:
+        with recorder:
             shown.forward(*args, **kwargs)
     run.calls, run.made = recorder.calls, recorder.made
     return run
@@ -207,21 +206,6 @@ def _marked(statements: Sequence[Statement], as_written: Collection[str]) -> Ite
         value = Call(f"{_RECORDER}.own", (value,)) if step.op == "module" else value
         yield replace(step, target=target, value=value)
         yield Statement("_", "mark", Call(f"{_RECORDER}.end", (place, local(target))))
-
-
-class _ParametersLast(TorchFunctionMode):
-    """Multiplies in an einsum of several operands by Parameters last: what comes before is one product of the rest."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
-        if func is torch.einsum and len(given) > 2 and isinstance(args[0], str):
-            terms, arrow, made = args[0].partition("->")
-            named = list(zip(terms.split(","), given, strict=True))
-            named.sort(key=lambda each: isinstance(each[1], nn.Parameter))
-            args = (",".join(term for term, _ in named) + arrow + made, *(operand for _, operand in named))
-        return func(*args, **(kwargs or {}))
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -6,10 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
-from loka.graph.canonical.products import saves_work
 from loka.graph.expression import Call, Ref, RefKind, text_of
 from loka.graph.ir import ForwardIR, NearKind, NearMiss, Shape, Statement
-from loka.graph.patterns.fm_interaction import changes_in_place
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, over_other_dimensions
 
@@ -102,7 +100,7 @@ class _Near:
         elif step.call is not None:
             inner = next((each for ref in step.operands if (each := self._behind_views(ref)) is not None), None)
             if inner is not None and self._is_square(inner):
-                yield self._unlike_the_kernel(inner, step)
+                yield "its mixing layer is written (x @ x^T) @ rank: write x @ (x^T @ rank), which kernels take"
         for ref, source in zip(step.operands, sources, strict=True) if step.call is None else ():
             inner = self._behind_views(ref)
             others = {other for other in sources if other != source}
@@ -118,20 +116,6 @@ class _Near:
                 yield "x^T @ rank of its mixing layer is read by something else as well"
             else:
                 yield "its product x @ (x^T @ rank) is of tensors of other shapes than (samples, embeddings, dimension)"
-
-    def _unlike_the_kernel(self, square: Statement, step: Statement) -> str:
-        """Why (x @ x^T) @ rank is no x @ (x^T @ rank), which kernels compute."""
-        if self._is_read_twice(square):
-            return "x @ x^T of its mixing layer is read by something else as well"
-        if step.call is not None and step.call.bias is not None:
-            return "rank of its mixing layer, written (x @ x^T) @ rank, has a bias"
-        written = "its mixing layer is written (x @ x^T) @ rank"
-        if changes_in_place(self.statements):
-            return f"{written}, where something changes in place: kernels take x @ (x^T @ rank)"
-        (_, embeddings, dimension), product = self.shapes[square.operands[0].text], self.shapes.get(step.target)
-        if product is not None and saves_work(embeddings, dimension, product[-1]):
-            return f"{written}: as x @ (x^T @ rank), which kernels take, it does not round alike"
-        return f"{written}, less work here than x @ (x^T @ rank), which kernels take"
 
     def _is_square(self, step: Statement) -> bool:
         """True for a product of a tensor of three dimensions and a view of it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from loka.graph.expression import PRODUCT, Ref, RefKind
-from loka.graph.ir import PART, ForwardIR, Region, Statement
+from loka.graph.ir import ForwardIR, Region, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, norm_starting_at, over_other_dimensions
 from loka.graph.sites.flow import ACTIVATIONS, ELEMENTWISE
@@ -29,7 +29,7 @@ def find_regions(forward: ForwardIR, wanted: Collection[str]) -> tuple[Region, .
     free = 0
     for index, statement in enumerate(statements):
         call = statement.call
-        if call is None or call.site not in wanted or statement.op == PART or index < free:
+        if call is None or call.site not in wanted or index < free:
             continue
         first = last = index
         before = index - 1

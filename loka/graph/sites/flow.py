@@ -219,8 +219,7 @@ def _mixing(sites: Mapping[str, MeasuredCall], products: Iterable[tuple[str, Cal
 
     `products` are calls without weights: those of several layers in a loop have one name.
 
-    The latter multiply as many rows of x as long by another weight: among them are the weighted sums of x. Of
-    (x @ x^T) @ rank, these are the second product, the first, and others of x of the same K.
+    The latter multiply as many rows of x as long by another weight: among them are the weighted sums of x.
     """
     weighted = {name: each for name, each in sites.items() if each.call.weight is not None and each.call.source}
     made = {each.call.result: name for name, each in weighted.items()}
@@ -228,11 +227,6 @@ def _mixing(sites: Mapping[str, MeasuredCall], products: Iterable[tuple[str, Cal
     for name, product in products:
         parts = [_unmoved(part) for part in product.result.parents]
         if len(parts) != 2:
-            continue
-        if parts[0] is parts[1]:
-            for last in (other for other in weighted if read[other] is product.result):
-                alike = (other for other, found in weighted.items() if found.k == weighted[last].k)
-                yield last, name, *(other for other in alike if read[other] is parts[0])
             continue
         for x, inner in (parts, parts[::-1]):
             rank = made.get(_unmoved(inner, _MOVED | _PARTS))  # or a part of a product with both matrices

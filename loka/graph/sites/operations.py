@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from loka.graph.sites.op_names import VIEWS
 from loka.graph.sites.site import GemmKind
@@ -22,7 +21,6 @@ class Operation:
     constant: bool = False  # depends only on parameters, buffers and constants
     gemm: bool = False
     parameter: str | None = None  # the qualified name, if this is a Parameter or a part of one
-    whole: Any = None  # of such: the name and the shape of the Parameter, and the Index of the part
     copies: bool = False  # the matrix of its one parent, perhaps transposed, for each sample
     rows: bool = False  # a view with the rows of its parent, in their order
     folded: bool = False  # a product's rows as several dimensions, by a Parameter of more than two

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from loka.graph.sites.captured_forward import CapturedForward, Place, called
@@ -23,25 +22,15 @@ from loka.graph.sites.op_names import (
 )
 from loka.graph.sites.operations import TRANSFORMED, Call, FunctionCall, Operation, Operations, OtherProduct, reached
 from loka.graph.sites.products.catalogue import PRODUCTS
-from loka.graph.sites.products.einsum import is_elementwise, with_one_matrix
+from loka.graph.sites.products.einsum import is_elementwise
 from loka.graph.sites.products.layers import other_terms
 from loka.graph.sites.products.matrix_product import MatrixProduct, TensorOrigin, unpatchable
 from loka.graph.sites.site import GemmKind
 from loka.graph.sites.sizes import Size, Sizes, Symbols, sizes_at
-from loka.graph.sites.weights import (
-    PIECES,
-    Index,
-    copies_matrix,
-    matrix_name,
-    pieces_of,
-    shape_at,
-    swaps_columns,
-    taken_index,
-)
+from loka.graph.sites.weights import copies_matrix, matrix_name, swaps_columns, taken_index
 
 _TRANSPOSES = frozenset(("t", "T", "mT"))
 _SWAPS = frozenset(("transpose", "permute", "swapaxes"))
-_TAKES_MATRICES = frozenset(("getitem", "select", "narrow"))
 
 
 Leaf = Callable[[str, Sequence[Operation | None]], tuple[Operation | None, ...]]
@@ -187,12 +176,11 @@ class Reader:
         if operation is None:
             return
         parent = operation.parents[0] if len(operation.parents) == 1 else None
-        if operation.op in PIECES and parent is not None and parent.whole is not None and together:
-            parameter, shape, before = parent.whole
-            indices = pieces_of(operation.op, _values(of.args)[1:], _values(of.kwargs), together, shape, before)
-            operation = Operation(operation.op, (parent,), True)
+        if operation.op == "unbind" and parent is not None and parent.parameter is not None and value.dim():
+            leading = _values((*of.args[1:], *of.kwargs.values())) in ((), (0,))
+            operation = Operation("unbind", (parent,), True)
             parent.children.append(operation)
-            _name(operation, parameter, shape, indices[place])
+            operation.parameter = matrix_name(parent.parameter, (place,)) if leading else None
         self.made[id(value)] = operation
 
     def _call(self, node: fx.Node, value: Any) -> None:
@@ -202,12 +190,6 @@ class Reader:
             if func in PRODUCTS:
                 self.others.append(OtherProduct(TRANSFORMED, self._owners(node)[1], ()))
             return
-        if (parts := with_one_matrix(func, values, self._origin)) is not None:
-            before, (equation, matrix) = parts
-            x = torch.einsum(*before)
-            self._kept.append(x)  # as its id is its name
-            self._add(node, func, before, {}, x)
-            values = (equation, x, matrix)
         self._add(node, func, values, named, value)
 
     def _add(self, node: fx.Node, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> None:
@@ -234,10 +216,10 @@ class Reader:
         self.made.update((id(tensor), result) for tensor in (() if isinstance(value, Tensor) else _tensors(value)))
         result.rows = keeps_rows(name, args, value)
         if constant and parents:
-            if name in _TAKES_MATRICES and first is not None and first.parameter is not None:
-                _name(result, *_whole(first, args[0])[:2], _taken(name, first, args, kwargs))
-            elif name in PIECES and first is not None and first.parameter is not None:
-                _whole(first, args[0])
+            if first is not None and first.parameter is not None:
+                index = taken_index(name, args[1:], kwargs, args[0].shape)
+                is_part = index is not None and len(index) < args[0].dim()
+                result.parameter = matrix_name(first.parameter, index) if index is not None and is_part else None
             if not kwargs and isinstance(args[0], Tensor):
                 swapped = parents[0].copies and swaps_columns(name, args[1:])
                 result.copies = swapped or copies_matrix(name, args[1:], args[0].shape)
@@ -384,22 +366,3 @@ def _history(constant: Operation) -> str:
     if step.parameter:
         return f"the Parameter '{step.parameter}' by {', '.join(reversed(ops[:3]))}"
     return f"the buffer '{step.buffer}'" if step.buffer else f"constants by {constant.op}"
-
-
-def _whole(held: Operation, tensor: Tensor) -> tuple[str, tuple[Any, ...], Index]:
-    """The Parameter that something is a part of, with its shape, and the index of the part."""
-    if held.whole is None:
-        held.whole = held.parameter, tuple(tensor.shape), ()
-    found: tuple[str, tuple[Any, ...], Index] = held.whole
-    return found
-
-
-def _taken(op: str, held: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Index | None:
-    _, shape, before = _whole(held, args[0])
-    return taken_index(op, args[1:], kwargs, shape, before)
-
-
-def _name(operation: Operation, parameter: str, shape: tuple[Any, ...], index: Index | None) -> None:
-    """Name a vector or matrix in a Parameter of this shape: `W[2]` is "w.2", `W[0:32]` is "w.0:32"."""
-    if index is not None and shape_at(shape, index):
-        operation.parameter, operation.whole = matrix_name(parameter, index), (parameter, shape, index)

@@ -13,7 +13,7 @@ from typing import Protocol
 from torch import nn
 
 from loka.graph.canonical.splicing import canonical_only, spliced
-from loka.graph.ir import PART, REASSOCIATED, ForwardIR, NearKind, Refused, Region
+from loka.graph.ir import ForwardIR, NearKind, Refused, Region
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
 from loka.graph.patterns.norm import BATCH_NORM
 from loka.graph.patterns.owners import RegionScope, wants_owner
@@ -39,7 +39,6 @@ from loka.plan.select.workload import DROPOUT, TIMES, Surroundings, TracedNeighb
 
 OUTSIDE = "its Parameter belongs to a module outside of the one that multiplies by it"
 SEVERAL = "it stands for several calls of one Parameter, which cannot be told apart"
-OF_SEVERAL = "one call multiplies it and several tensors, which only a mixing layer takes apart: write two products"
 FLOAT64 = "its Parameters are float64, and fused kernels compute in float32"
 
 _MODULES = frozenset({BATCH_NORM, DROPOUT})
@@ -224,9 +223,6 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, trace:
     )
     written = _written(patterns, _replaced(patterns, chains, {site.name for site in request.needed}), trace)
     called = {step.call.site for step in written.statements if step.call is not None}
-    made.refused.update(
-        (site.name, OF_SEVERAL) for site in request.needed if site not in lost and site.name not in called
-    )
     if around or chosen.any or forward.rewritten or any(site.name in called for site in request.needed):
         made.forwards[scope.owner] = written
 
@@ -262,7 +258,7 @@ def _replaced(forward: ForwardIR, chains: Sequence[LinearChain], sites: Containe
     places.update(place for join in forward.joins for place in join.places)
     places.update(place for dot in forward.dots for place in dot.places)
     steps = enumerate(forward.statements)
-    calls = ((place, step.call) for place, step in steps if step.op not in (PART, REASSOCIATED))
+    calls = ((place, step.call) for place, step in steps)
     return frozenset(places) | {place for place, call in calls if call is not None and call.site in sites}
 
 

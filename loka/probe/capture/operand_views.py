@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loka.graph.sites.groups import group_equation
-from loka.graph.sites.products.einsum import matrix_letters, split_equation
+from loka.graph.sites.products.einsum import matrix_letters
 
 IsWeight = Callable[[Any], bool]  # True if an argument is a site's Parameter or its transpose
 View = Callable[[Tensor], Tensor]
@@ -180,22 +180,11 @@ def _addmm(args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: IsWeight) -
 
 def _einsum(args: tuple[Any, ...], kwargs: dict[str, Any], is_weight: IsWeight) -> OperandProduct | None:
     operands = list(args[1]) if len(args) == 2 and isinstance(args[1], list | tuple) else list(args[1:])
-    if len(operands) < 2 or not isinstance(args[0], str):
+    which = [is_weight(operand) for operand in operands]
+    if len(operands) != 2 or sum(which) != 1 or not isinstance(args[0], str):
         return None
-    which, equation = [is_weight(operand) for operand in operands], args[0]
-    if sum(which) != 1:
-        return None
-    if len(operands) > 2:
-        matrix = operands.pop(which.index(True))
-        split = split_equation(equation, which.index(True))
-        if split is None:
-            return None
-        with torch.no_grad():
-            operands, which, equation = [torch.einsum(split[0], *operands), matrix], [False, True], split[1]
-    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    inputs, arrow, output = args[0].replace(" ", "").partition("->")
     terms = inputs.split(",")
-    if len(terms) != 2:
-        return None
     if not arrow:
         joined = "".join(terms)
         output = "".join(sorted(name for name in set(joined) if joined.count(name) == 1))

@@ -51,16 +51,6 @@ def test_a_slice_is_written_at_its_gemm_and_frozen_weights_read_it_once(make: Ma
     assert "kernels.e4m3_rowwise_pow2(self.down[1][0].t())," in text
 
 
-def test_slices_of_one_parameter_are_sites_of_their_own(make: Make) -> None:
-    plan, files, _ = make("packed", RECIPES["transposed"])
-    assert not plan.skipped
-    names = [f"{name}{part}" for part in ("0:32", "32:64") for name in ("down.", "core.:.", "up.:.")]
-    assert [site.site.name for site in plan.sites] == [*names, "affine.0:48"]
-    assert "kernels.e4m3_rowwise_pow2(self.up[:, 32:64])," in files["modules.py"]
-    assert "kernels.e4m3_rowwise_pow2(self.affine[0:48].t())," in files["modules.py"]
-    assert "self.affine[48]" in files["modules.py"]
-
-
 def test_a_convolution_between_transposes_is_a_linear_in_its_region(make: Make) -> None:
     plan, files, _ = make("convolved", RECIPES["transposed"])
     assert not plan.skipped

@@ -47,7 +47,7 @@ SPLIT = "mods: [{use: fuse_interaction}]\n"
 IN_FP8 = (
     "its mixing layer multiplies by 'both' in FP8, and kernels mix in the model's dtype: keep that site (compute: keep)"
 )
-PRODUCTS = {"crosses": 12, "matrices": 6, "kernels": 5, "convolved": 4, "folded": 3, "packed": 7}
+PRODUCTS = {"crosses": 12, "matrices": 6, "kernels": 5, "convolved": 4, "folded": 3}
 CASES = {
     **{
         f"residual-{name}": Case("Residual", "rows", RECIPES[name], 0.1, autocast=True)
@@ -76,7 +76,7 @@ CASES = {
         )
         for model, sites in PRODUCTS.items()
         for name, defaults in RECIPES.items()
-        if name == "transposed" or (model in ("crosses", "kernels", "packed")) == (name == "rowwise")
+        if name == "transposed" or (model in ("crosses", "kernels")) == (name == "rowwise")
     },
 }  # fmt: skip
 

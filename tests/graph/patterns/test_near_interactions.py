@@ -42,10 +42,9 @@ class MixReadTwice(Body):
         return torch.cat([(x @ y).flatten(1), y.flatten(1)], 1)
 
 
-class SquareReadTwice(Body):
+class GramFirst(Body):
     def forward(self, x: Tensor) -> Tensor:
-        square = x @ x.transpose(1, 2)
-        return square @ self.rank + square.sum(2, keepdim=True)
+        return (x @ x.transpose(1, 2)) @ self.rank
 
 
 class ThreeFactors(Body):
@@ -134,7 +133,7 @@ class Plain(Body):
         (AlongColumns, "it concatenates along dimension 2 before its norm, and rows (dimension 1) are what is joined"),
         (ReadTwice, "the concatenation before its norm is read by something else as well"),
         (MixReadTwice, "x^T @ rank of its mixing layer is read by something else as well"),
-        (SquareReadTwice, "x @ x^T of its mixing layer is read by something else as well"),
+        (GramFirst, "its mixing layer is written (x @ x^T) @ rank: write x @ (x^T @ rank), which kernels take"),
         (
             ThreeFactors,
             "an einsum multiplies all three operands of its mixing layer: write two products, x @ (x^T @ rank)",
@@ -166,7 +165,7 @@ def test_the_one_thing_that_is_missing(kind: type[Body], missing: str | None) ->
     module = kind()
     batches = {batch: ModelInputs((torch.randn(batch, 4, 8),)) for batch in (3, 5)}
     examples = capture_examples(module, [""], batches)[""]
-    site = {MixReadTwice: ["rank"], SquareReadTwice: ["rank"], PartOfAProduct: ["rank"], PartAndWhole: ["rank"]}.get(
+    site = {MixReadTwice: ["rank"], GramFirst: ["rank"], PartOfAProduct: ["rank"], PartAndWhole: ["rank"]}.get(
         kind, ["linear"]
     )
     site = [] if kind in (ThreeFactors, ByAModule) else site

@@ -162,22 +162,6 @@ def test_the_sites_of_a_mixing_layer_are_found_in_whatever_modules() -> None:
     assert flow.joined == {"0.tower": ("0", "0"), "0.sums.compress": ("0", "0")}
 
 
-class GramFirst(nn.Module):
-    """(x @ x^T) @ rank, where rank is a linear in a module of its own, beside weighted sums."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rank, self.sums = nn.Sequential(nn.Linear(16, 8, bias=False)), Sums()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.rank(x @ x.mT).flatten(1), self.sums(x).flatten(1)], 1)
-
-
-def test_the_sites_of_a_mixing_layer_are_found_where_the_gram_matrix_is_first() -> None:
-    flow = find_sites(BuiltModel(GramFirst(), (torch.randn(6, 16, 32),), {}, 6)).flow
-    assert flow.mixing == (("rank.0", "#0", "sums.compress"),)
-
-
 class Columns(nn.Module):
     """GEMMs of transposed inputs."""
 

@@ -46,6 +46,28 @@ def test_products_flow_from_one_expert_to_the_next() -> None:
     assert flow.into == (("one.down", "one.up"), ("one.up", "two.down"), ("two.down", "two.up"))
 
 
+class Sliced(nn.Module):
+    """Products with rows and pieces of a Parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.pieces = (nn.Parameter(torch.randn(2 * WIDTH, WIDTH)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, _ = self.pieces.chunk(2)
+        x = x @ self.rows[:WIDTH]
+        return x @ first
+
+
+def test_a_slice_of_a_parameter_is_no_site_of_its_own() -> None:
+    found = find_sites(BuiltModel(Sliced(), (torch.randn(6, WIDTH),), {}, 6)).sites
+    assert {site.weight for site in found} == {None}
+    assert [site.blocked for site in found] == [
+        "its weight is computed from the Parameter 'rows' by getitem",
+        "its weight is computed from the Parameter 'pieces' by chunk",
+    ]
+
+
 class Twice(nn.Module):
     """A Parameter in two products, neither of which has its name for itself."""
 

@@ -174,29 +174,6 @@ def test_parameters_of_three_dimensions_that_are_one_matrix_are_sites() -> None:
     }
 
 
-class OneMatrixOfThree(nn.Module):
-    """An einsum of x, x and a Parameter, and one with two Parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rank, self.other = models.drawn(5, 3), models.drawn(3, 4)
-
-    def forward(self, x: Tensor) -> Tensor:  # (B, 5, 16)
-        pairs = torch.einsum("bnd,bmd,mr->bnr", x, x, self.rank)
-        return pairs + torch.einsum("bmd,mr,ro->bdo", x, self.rank, self.other).sum((1, 2), keepdim=True)
-
-
-def test_an_einsum_of_several_operands_and_one_matrix_is_two_products() -> None:
-    found = found_in(OneMatrixOfThree(), torch.randn(6, 5, 16))
-    assert {name: (sizes(site, 6), site.blocked) for name, site in found.items()} == {
-        "#0": ((30, 16, 5), "both operands are computed: no Parameter takes part"),
-        "rank": ((30, 5, 3), None),
-        "#1": ((96, 3, 4), "einsum 'bmd,mr,ro->bdo' has 3 operands"),
-    }
-    assert found["rank"].where.startswith("test_sizes_of_products.py:")
-    assert found["rank"].kind is GemmKind.EINSUM
-
-
 def test_convolutions_of_size_one_are_gemms_and_wider_ones_are_noted() -> None:
     model = models.CompressedInteraction()
     built = BuiltModel(model, (torch.randn(7, 6, 9),), {}, 7)

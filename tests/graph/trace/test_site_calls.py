@@ -124,11 +124,6 @@ class EinsumOfOne(One):
         return x @ self.p + torch.einsum("dk->k", self.p)
 
 
-class PartAndWhole(One):
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.p + x[..., :2] @ self.p[:2]
-
-
 class Convolution(nn.Module):
     """Of size 1, (out, in, 1)."""
 
@@ -237,12 +232,6 @@ def test_a_product_that_nothing_reads_is_said_to_be_unused() -> None:
     assert isinstance(traced(Unused(), "q"), ForwardIR)
 
 
-def test_a_part_of_what_is_multiplied_by_as_a_whole_is_a_weight_of_its_own() -> None:
-    answer = traced(PartAndWhole(), "p", "p.0:2")
-    assert isinstance(answer, ForwardIR)
-    assert [step.call.site for step in answer.statements if step.call is not None] == ["p", "p.0:2"]
-
-
 @pytest.mark.parametrize(
     ("x", "p", "out", "views"),
     [
@@ -342,23 +331,6 @@ def test_matrices_of_parameters_are_weights_by_their_place() -> None:
     others = [step.text() for step in answer.statements if step.call is None]
     assert others[:2] == ["item_2 = self.w[2]", "matmul_3 = matmul_2 @ item_2"]
     assert all("tanh" in text for text in others[2:])
-
-
-class PartsOfParts(nn.Module):
-    """The same matrix, taken step by step in any order of dimensions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(4, 8, 12))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.w[1:3][1].narrow(1, 2, 8) + torch.tanh(x) @ self.w[:, :, 1:11][:, :, 1:9][2]
-
-
-def test_a_part_of_a_part_is_one_of_the_parameter() -> None:
-    answer = canonical(PartsOfParts(), "w.2.:.2:10")
-    assert isinstance(answer, ForwardIR), answer
-    assert weights_of(answer) == ["self.w[2][:, 2:10].t()"] * 2
 
 
 class Unbound(nn.Module):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -236,41 +234,6 @@ def folded() -> nn.Module:
 def folded_inputs(batch: int) -> tuple[Tensor, ...]:
     """Its inputs."""
     return (torch.randn(batch, 4, 16, generator=torch.Generator().manual_seed(1)),)
-
-
-class Packed(nn.Module):
-    """Cross layers by slices of one Parameter of each kind, cut in every way; the last row of an affine is its bias."""
-
-    def __init__(self, width: int = 48, rank: int = 32, layers: int = 2) -> None:
-        super().__init__()
-        self.rank, self.layers = rank, layers
-        self.down, self.up = drawn(layers * rank, width), drawn(width, layers * rank)
-        self.core, self.bias = drawn(rank, layers * rank), nn.Parameter(torch.zeros(layers * width))
-        self.columns = nn.Parameter(torch.zeros(width, layers))
-        self.affine = drawn(width + 1, 16)
-
-    def matrices(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for layer in range(self.layers):
-            first = layer * self.rank
-            yield self.down[first : first + self.rank], self.core.narrow(1, first, self.rank), self.columns[:, layer]
-
-    def forward(self, start: Tensor) -> Tensor:
-        x, ups, biases = start, self.up.chunk(self.layers, dim=1), self.bias.split(len(self.bias) // self.layers)
-        for up, bias, (down, core, column) in zip(ups, biases, self.matrices(), strict=True):
-            low = F.linear(x, down) @ core
-            x = x + start * (F.linear(low, up, bias) + column)
-        return torch.addmm(self.affine[-1], x, self.affine[:-1])
-
-
-def packed() -> nn.Module:
-    """Its sizes."""
-    torch.manual_seed(0)
-    return Packed()
-
-
-def packed_inputs(batch: int) -> tuple[Tensor, ...]:
-    """Its inputs."""
-    return (torch.randn(batch, 48, generator=torch.Generator().manual_seed(1)),)
 
 
 class Mixture(nn.Module):

@@ -20,8 +20,6 @@ from loka.graph.sites.products.matrix_product import (
 from loka.graph.sites.site import GemmKind
 from loka.graph.sites.sizes import Size, is_one, size_of
 
-_DOTS = "Ω"  # stands for "..." as a letter
-
 
 def describe_einsum(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
     """The product of an einsum; None where it sums over no common letter (an outer or an elementwise product)."""
@@ -51,47 +49,6 @@ def describe_einsum(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> Matri
 
 def _operands(args: Args) -> list[Tensor]:
     return list(args[1]) if len(args) == 2 and isinstance(args[1], list | tuple) else list(args[1:])
-
-
-def split_equation(equation: str, side: int) -> tuple[str, str] | None:
-    """An einsum of several operands as one of all but a matrix, and their product with the matrix, which comes last.
-
-    `side` is the place of the matrix. None where it is no plain matrix: of one letter that another operand and not the
-    output has, and one that the output alone has.
-
-    >>> split_equation("bid,bjd,jr->bir", 2)
-    ('bid,bjd->bij', 'bij,jr->bir')
-    >>> split_equation("...id,...jd,jr->...ir", 2)
-    ('...id,...jd->...ij', '...ij,jr->...ir')
-    """
-    inputs, arrow, output = equation.replace(" ", "").replace("...", _DOTS).partition("->")
-    terms = inputs.split(",")
-    if not arrow or len(terms) < 3 or not all(term.isalpha() for term in terms) or len(set(terms[side])) != 2:
-        return None
-    matrix, others = terms[side], [term for place, term in enumerate(terms) if place != side]
-    contracted = [c for c in matrix if c not in output and any(c in term for term in others)]
-    free = [c for c in matrix if c in output and not any(c in term for term in others)]
-    if len(matrix) != 2 or len(contracted) != 1 or len(free) != 1:
-        return None
-    product = output.replace(free[0], "") + contracted[0]
-    parts = f"{','.join(others)}->{product}", f"{product},{matrix}->{output}"
-    return parts[0].replace(_DOTS, "..."), parts[1].replace(_DOTS, "...")
-
-
-def with_one_matrix(func: object, args: Args, origins: TensorOrigins) -> tuple[Args, tuple[str, Tensor]] | None:
-    """An einsum of several operands, one of them a Parameter: the arguments without it, and the last equation and it.
-
-    None for other calls.
-    """
-    if func is not torch.einsum or len(args) < 2 or not isinstance(args[0], str):
-        return None
-    operands = _operands(args)
-    held = [place for place, operand in enumerate(operands) if origins(operand).fixed] if len(operands) > 2 else []
-    if len(held) != 1 or origins(operands[held[0]]).parameter is None:
-        return None
-    split = split_equation(args[0], held[0])
-    matrix = operands.pop(held[0])
-    return None if split is None else ((split[0], *operands), (split[1], matrix))
 
 
 def is_elementwise(func: object, args: Args) -> bool:
