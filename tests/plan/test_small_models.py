@@ -111,15 +111,6 @@ class Layers(nn.Module):
         return x
 
 
-class EinsumLayers(Layers):
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            products = torch.einsum("...nd,...md,rm->...nr", x, x, block["rank"].weight)
-            assert products.shape[1] * products.shape[2] == 128
-            x = block["out"](products.flatten(1)).unflatten(1, (16, 32))
-        return x
-
-
 def embeddings(batch: int) -> tuple[Tensor, ...]:
     return (torch.randn(batch, 16, 32),)
 
@@ -234,7 +225,6 @@ def test_a_relu_that_gives_other_outputs_than_the_clamp_is_not_taken(
     [
         ("Mixing", "embeddings", [MIXING], [""]),  # by a linear on the model's input
         ("Layers", "embeddings", [MIXING] * 2, ["", ""]),  # of a loop
-        ("EinsumLayers", "embeddings", [MIXING] * 2, ["", ""]),
         ("contained", "embeddings", [MIXING], ["0"]),  # in a model that is a container
     ],
 )

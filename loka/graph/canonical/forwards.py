@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from loka.graph.canonical.kernel_statements import kernel_statements
-from loka.graph.canonical.lowering import Lowered, lowered
+from loka.graph.canonical.lowering import lowered
 from loka.graph.canonical.nodes import Value
 from loka.graph.canonical.recording import Run
 from loka.graph.canonical.splicing import spliced
 from loka.graph.canonical.views import CannotEmitError
-from loka.graph.expression import Ref, local, locals_in
-from loka.graph.ir import ForwardIR, Shape, Statement
+from loka.graph.expression import locals_in
+from loka.graph.ir import ForwardIR, Shape
 from loka.graph.sites.weights import Index
-from loka.graph.trace.printer import variable
 
 
 def canonical_forward(
@@ -53,34 +51,11 @@ def _canonical(
     by_target = {step.target: graph.made[place] for place, step in enumerate(forward.statements)}
     read = locals_in(forward.result)
     values: dict[str, Value] = {name: value for name in read if (value := by_target.get(name)) is not None}
-    traced = _with_changes_named(forward.statements, graph, runs[0].arguments)
+    traced = forward.statements
     made = kernel_statements(traced, forward.result, list(runs[0].arguments), graph, values)
     statements = tuple(made.statements)
     found = replace(forward, statements=statements, traced=() if statements == traced else traced)
     return found, {**shapes, **made.shapes}
-
-
-def _with_changes_named(
-    statements: Sequence[Statement], graph: Lowered, arguments: Iterable[str]
-) -> tuple[Statement, ...]:
-    """The statements, where what changes in place has a name of its own from then on; the graph reads these, too."""
-    made: list[Statement] = []
-    taken = {*arguments, *(step.target for step in statements)}
-    latest: dict[Value, str] = {}
-    for place, step in enumerate(statements):
-        read, value = graph.read[place], graph.made[place]
-        now = {local(name): local(latest.get(each, name)) for name, each in read.items() if name in graph.changed}
-        graph.read[place] = {now.get(local(name), local(name)).text: each for name, each in read.items()}
-        step = step.reads(partial(_now, now))
-        if place in graph.changes and value is not None:
-            step = replace(step, target=variable(step.op, taken)) if step.target == "_" else step
-            latest[value] = step.target
-        made.append(step)
-    return tuple(made)
-
-
-def _now(names: Mapping[Ref, Ref], ref: Ref) -> Ref:
-    return names.get(ref, ref)
 
 
 def is_canonical(forward: ForwardIR) -> bool:

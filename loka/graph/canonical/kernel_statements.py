@@ -86,7 +86,6 @@ class _Writer:
         if place in self._traced:
             return self._traced[place]
         step, value = self._statements[place], self._graph.made[place]
-        self._check_change(place)
         read = {ref: self._operand(ref, place) for ref in step.operands}
         self._add(step.reads(read.__getitem__), value)
         self._traced[place] = step.target
@@ -94,13 +93,6 @@ class _Writer:
             self._names.setdefault(value, step.target)
             self._first.setdefault(value.node, value)
         return step.target
-
-    def _check_change(self, place: int) -> None:
-        """Raises CannotEmitError for a statement that changes what others read as it was: they may stand after it."""
-        node, reads = self._graph.changes.get(place), enumerate(self._graph.read)
-        others = (read for other, read in reads if other != place and self._graph.made[other] is not None)
-        if node is not None and any(each.node is node for read in others for each in read.values()):
-            raise CannotEmitError
 
     def _operand(self, ref: Ref, place: int) -> Ref:
         if ref.kind is not RefKind.LOCAL:

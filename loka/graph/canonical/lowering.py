@@ -105,8 +105,6 @@ class Lowered:
     opaque: set[int] = field(default_factory=set)  # statements that are taken as they are
     effects: set[int] = field(default_factory=set)  # of these, the ones with effects, which keep their order
     plain: set[int] = field(default_factory=set)  # places of statements that make no tensor: a dtype, a size
-    changed: set[str] = field(default_factory=set)  # locals that a later statement changes in place
-    changes: dict[int, Node] = field(default_factory=dict)  # by place, what a statement changes in place
     contiguous: set[int] = field(default_factory=set)  # statements that make a contiguous tensor
     casts: dict[Node, Value] = field(default_factory=dict)  # of casts that are taken as they are, what they cast
     holders: dict[Node, list[int]] = field(default_factory=dict)  # places of statements that make a tensor of a node
@@ -232,13 +230,6 @@ class _Lowering:
                 self._take_as_is(place, made, step, pure=True)
         self._scalars.made(step, made)
         result = made[0]
-        for change in (each for each in self._runs[0].changes if each.place == place):
-            if id(change.old) in self._values:
-                self._found.changes[place] = self._values[id(change.old)].node
-            for name, held in self._locals.items():
-                if held is change.old:
-                    self._locals[name] = change.new
-                    self._found.changed.update((name, step.target))
         self._locals[step.target] = result
         self._alive += made
         value = self._values.get(id(result)) if isinstance(result, Tensor) else None

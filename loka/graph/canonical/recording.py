@@ -62,15 +62,6 @@ class AtenCall:
         return tuple(tensors_in(writes))
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A tensor that the statement at `place` changes in place, and the one that stands for it from then on."""
-
-    place: int
-    old: Tensor
-    new: Tensor
-
-
 @dataclass(slots=True)
 class Run:
     """One run of a forward; its tensors are kept alive, so that their ids stay theirs."""
@@ -79,7 +70,6 @@ class Run:
     calls: list[AtenCall] = field(default_factory=list)
     made: dict[int, object] = field(default_factory=dict)  # by place, what each statement returned
     tensors: dict[str, Tensor] = field(default_factory=dict)  # Parameters and buffers, by name
-    changes: list[Change] = field(default_factory=list)
     floats: frozenset[str] = frozenset()  # expressions of float attributes, which each call reads anew
 
 
@@ -107,59 +97,47 @@ def recorded(
 
 
 def out_of_place(forward: ForwardIR, runs: Sequence[Run]) -> bool:
-    """Makes each change in the runs of a forward out of place; False where that cannot be."""
+    """Makes changes in place within one statement out of place, as torch's own functions have; False with others."""
     modules = {place for place, step in enumerate(forward.statements) if step.op == "module"}
     return all(_out_of_place(run, modules) for run in runs)
 
 
 def _out_of_place(run: Run, modules: Collection[int]) -> bool:
-    """Makes each change of a tensor of the forward's own one that makes a new tensor; False where that cannot be.
+    """Makes each change of a tensor that its own statement made one that makes a new tensor; False with other changes.
 
-    Others must not read the old tensor, or views of it, any more. The calls of a module (at the places in `modules`)
-    stay: it may change its own tensors, and what it is given if nothing reads that again. So do those of a statement
+    The calls of a module (at the places in `modules`) stay: it may change its own tensors. So do those of a statement
     that makes a tensor and fills it with random numbers.
     """
     standing: dict[int, Tensor] = {}  # for tensors that were changed, by id
-    stale: set[int] = set()
     known = {_storage(each) for each in run.tensors.values()}
-    given = {_storage(each) for each in tensors_in(run.arguments)}
-    alive: dict[int, set[int]] = {}  # ids of tensors by their storage
-    for tensor in tensors_in(run.arguments):
-        alive.setdefault(_storage(tensor), set()).add(id(tensor))
+    drawn = {call.place for call in run.calls if torch.Tag.nondeterministic_seeded in call.function.tags}
     calls: list[AtenCall] = []
+    own: dict[int, set[int]] = {}  # ids of the tensors that the statement at hand made, by their storage
+    place = -1
 
     def put(value: Any) -> Any:
         return standing.get(id(value), value) if isinstance(value, Tensor) else value
 
-    drawn = {call.place for call in run.calls if torch.Tag.nondeterministic_seeded in call.function.tags}
-    for place in sorted({*run.made, *(call.place for call in run.calls)}):
-        of_module, before = place in modules, frozenset(alive)
-        unread = frozenset(stale) if of_module else stale
-        for call in (each for each in run.calls if each.place == place):
-            if any(id(each) in unread for each in call.read):
-                return False
-            for each in (*call.read, *call.made):
-                alive.setdefault(_storage(each), set()).add(id(each))
-            args, kwargs = tree_map(put, call.args), tree_map(put, call.kwargs)
-            changed = call.changed
-            if of_module:
-                kept = {_storage(each) for each in changed} & before - known
-                stale |= {key for storage in kept for key in alive[storage]}
-            filled = place in drawn and all(_storage(each) not in before | known for each in changed)
-            if not changed or of_module or filled:
-                calls.append(replace(call, args=args, kwargs=kwargs, result=tree_map(put, call.result)))
-                continue
+    for call in run.calls:
+        own, place = (own, place) if call.place == place else ({}, call.place)
+        changed, read = call.changed, {_storage(each) for each in call.read}
+        if any(_storage(each) not in own and not (place in modules and _storage(each) in known) for each in changed):
+            return False
+        for each in call.made:
+            if _storage(each) in own or _storage(each) not in read:
+                own.setdefault(_storage(each), set()).add(id(each))
+        args, kwargs, result = (tree_map(put, each) for each in (call.args, call.kwargs, call.result))
+        function = call.function
+        if changed and place not in modules and place not in drawn:
             old, function = changed[0], _twin(call)
-            own = _storage(old) not in known | given
-            if len(changed) > 1 or old is not call.args[0] or call.result is not old or function is None or not own:
+            if len(changed) > 1 or old is not call.args[0] or call.result is not old or function is None:
                 return False
-            stale |= alive[_storage(old)] - {id(old)}
-            new = torch.empty_like(old)
-            run.changes.append(Change(place, put(old), new))
-            standing[id(old)] = new
-            calls.append(AtenCall(place, function, args, kwargs, new))
-        run.made[place] = tree_map(put, run.made.get(place))
+            if own[_storage(old)] != {id(old)}:  # a view of it may be read
+                return False
+            result = standing[id(old)] = torch.empty_like(old)
+        calls.append(AtenCall(place, function, args, kwargs, result))
     run.calls = calls
+    run.made = {place: tree_map(put, made) for place, made in run.made.items()}
     return True
 
 

@@ -170,13 +170,12 @@ def _joined(product: Operation) -> tuple[str, ...] | None:
         if norm is not None and joins:
             owners = tuple(dict.fromkeys(each.owner for each in (*joins, norm)))
             return joins[0].owner, common_module(owners), *owners[1:]
-        filled = [child for child in node.children if child.op == "setitem"] if node.op == "setitem" else []
-        if len(filled or node.children) > 1:
+        if len(node.children) > 1:
             return None
-        (node,) = filled or node.children  # a tensor with another slice assigned
+        (node,) = node.children
         if (
             len(node.parents) > 1
-            and node.op in ("cat", "hstack", "add", "setitem")
+            and node.op in ("cat", "hstack", "add")
             and not any(each.constant for each in node.parents)
         ):
             joins.append(node)

@@ -20,7 +20,6 @@ from loka.graph.ir import CannotTraceError
 from loka.graph.trace.alignment import aligned, operations, placeholder_value
 from loka.graph.trace.conditions import bound_arguments, dotted
 from loka.graph.trace.examples import ExampleCall
-from loka.graph.trace.fills import Fill, fills
 from loka.graph.trace.out_of_place import MAKING, makes_its_result
 from loka.graph.trace.printer import TrainingFlag, constant
 from loka.graph.trace.situations import FloatRead, Seen
@@ -102,26 +101,21 @@ class Merged:
         self._found: dict[Any, fx.Node] = {}  # by source, what a way from an argument or an attribute leads to
         self._nodes: dict[fx.Node, fx.Node] = {}  # by the first capture's node
         self._dtypes: list[tuple[fx.Node, tuple[torch.dtype, ...]]] = []  # of the tensors so far, in all captures
+        self._of_line: dict[
+            Any, fx.Node
+        ] = {}  # whose dtype a line of the user's reads: `x @ w.to(x.dtype) + b.to(x.dtype)`
         self._child = ""
         self._line: tuple[str, int] | None = None
         first = self._captures[0]
         rows = [aligned(first, each) or {} for each in self._captures]
         self._rows = {node: tuple(row[node] for row in rows) for node in operations(first.graph)}
-        filled = list(fills(first.graph))
-        self._skipped = {node for each in filled for node in each.inside}
-        self._filled = {each.writes[-1]: each for each in filled}
         for node, row in self._rows.items():
             self._operation(node, row)
         self._result(first)
 
     def _operation(self, node: fx.Node, row: tuple[fx.Node, ...]) -> None:
-        if node in self._skipped:
-            return
         self._child = next((path for path in reversed(modules_around(node)) if path in self._paths.inside), "")
         self._line = line_of(node)
-        if node in self._filled:
-            self._concatenation(self._filled[node])
-            return
         own = [each if (each.op, each.target) == (node.op, node.target) else node for each in row]
         args = self._merged([each.args for each in own])
         kwargs = self._merged([dict(each.kwargs) for each in own])
@@ -187,9 +181,10 @@ class Merged:
                     Source("self", tuple((".", key) for key in f"{paths[0]}.training".lstrip(".").split(".")), "")
                 )
         if isinstance(values[0], torch.dtype):
-            node = self._argument_of(values)
+            node = self._of_line.get((self._line, values)) or self._argument_of(values)
             node = node or next((each for each, dtypes in reversed(self._dtypes) if dtypes == values), None)
             if node is not None:
+                self._of_line[self._line, values] = node
                 return self._add("call_function", getattr, (node, "dtype"), {})
         if isinstance(values[0], float) and values in self._floats:
             source = self._floats[values]
@@ -287,27 +282,6 @@ class Merged:
             return makes_its_result(self._paths.module.get_submodule(str(node.target)))
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         return node.op.startswith("call") and name in MAKING and "out" not in node.kwargs and True not in node.args
-
-    def _concatenation(self, fill: Fill) -> None:
-        """What fills a new tensor, as one operation, in its dtype, as a write casts what it writes."""
-        dtypes = self._dtypes_of(fill.tensor)
-        pieces = []
-        for each, single in zip(fill.pieces, fill.single, strict=True):
-            piece = self._of(each)
-            if self._dtypes_of(each) != dtypes:
-                wanted = dtypes[0] if len(set(dtypes)) == 1 else self._moving(dtypes)
-                piece = self._add("call_method", "to", (piece, wanted), {})
-            pieces.append(self._add("call_method", "unsqueeze", (piece, fill.dim), {}) if single else piece)
-        whole = self._add("call_function", torch.cat, (pieces, fill.dim), {})
-        self._nodes[fill.tensor] = whole
-        self._dtypes.append((whole, dtypes))
-
-    def _dtypes_of(self, node: fx.Node) -> tuple[torch.dtype, ...]:
-        """The dtype of a tensor in each capture."""
-        if node in self._rows:
-            return tuple(each.meta["example_value"].dtype for each in self._rows[node])
-        source = self._captures[0].sources[node]
-        return tuple(placeholder_value(each, source).dtype for each in self._captures)
 
     def _assignment(self, tensor: fx.Node, index: Any, value: Any) -> None:
         """`y[:, :4] = x` as a write into a view of y."""

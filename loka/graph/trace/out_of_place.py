@@ -25,7 +25,7 @@ MAKING = ACTIVATIONS | ELEMENTWISE | NORMS | {"linear", "matmul", "bmm", "baddbm
 
 def makes_its_result(child: nn.Module) -> bool:
     """True if a child always returns a new tensor."""
-    return type(child) in (nn.Linear, *NORM_MODULES) and not has_hooks(child)
+    return type(child) in (nn.Linear, nn.BatchNorm1d, *NORM_MODULES) and not has_hooks(child)
 
 
 def out_of_place(forward: ForwardIR, made: Collection[str] = (), sums: bool = True) -> ForwardIR:

@@ -224,7 +224,8 @@ class _Reader:
     def _mode_dependent_children(self, captured: Captured) -> Iterator[str]:
         """The called children that may do something else in another mode."""
         for path in dict.fromkeys(str(node.target) for node in captured.graph.nodes if node.op == "call_module"):
-            if not makes_its_result(self._module.get_submodule(path)):
+            child = self._module.get_submodule(path)
+            if isinstance(child, nn.BatchNorm1d) or not makes_its_result(child):
                 yield path
 
     def _called(self, captured: Captured) -> tuple[str, ...]:

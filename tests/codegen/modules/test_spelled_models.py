@@ -103,7 +103,8 @@ def test_joins_and_regions_over_several_modules(
     (tmp_path / f"{name}.py").write_text(HEAD + layer + TAIL)
     plan, _, generated = package(f"gen_{name}", POLICY.format(name))
     assert not plan.skipped
-    joins = [each.what for each in plan.interactions if "layer_norm of 2 parts and a residual" in each.what]
+    what = "layer_norm of 2 parts" if layer is RESIDUAL_IN_A_PRODUCT else "layer_norm of 2 parts and a residual"
+    joins = [each.what for each in plan.interactions if what in each.what]
     assert len(joins) == (0 if layer is SUBCLASS else 2), plan.mods
     assert sum(site.region == region for site in plan.sites) == (4 if layer is SUBCLASS else 2)
     written = importlib.import_module(name)

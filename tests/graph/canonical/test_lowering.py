@@ -32,37 +32,20 @@ def runs_of(*lines: str) -> int:
     return len(runs) if out_of_place(forward, runs) else 0
 
 
-VIEWS = {
-    "a part": "v = getitem u: {0}[:, 0]",
-    "a transpose": "v = transpose u: {0}.transpose(0, 1)",
-    "a reshape": "v = view u: {0}.view(-1)",
-}
+def test_a_change_of_what_another_statement_made_has_no_canonical_form() -> None:
+    assert runs_of(PRODUCT, "a = add_ u z: {0}.add_({1})", "y = mul a z: {0} * {1}") == 0
+    assert runs_of(PRODUCT, "v = getitem u: {0}[:, :2]", "a = mul_ v: {0}.mul_(2)", "y = mul u z: {0} * {1}") == 0
 
 
-@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_a_view_that_is_read_after_a_change_has_no_canonical_form(view: str) -> None:
-    change, read, end = "a = add_ u z: {0}.add_({1})", "w = sum v: {0}.sum()", "y = mul a w: {0} * {1}"
-    assert runs_of(PRODUCT, view, read, change, end) == 2
-    assert runs_of(PRODUCT, view, change, read, end) == 0
-    assert runs_of(PRODUCT, change, view.replace(" u:", " a:"), read, end) == 2  # a view of what is changed already
-
-
-def test_a_tensor_whose_view_changed_has_no_canonical_form() -> None:
-    view, change = "v = getitem u: {0}[:, :2]", "a = mul_ v: {0}.mul_(2)"
-    assert runs_of(PRODUCT, view, change, "y = mul a a: {0} * {1}") == 2
-    assert runs_of(PRODUCT, view, change, "y = mul u z: {0} * {1}") == 0
+def test_a_change_of_what_the_same_statement_made_has_one() -> None:
+    norm = "u = rms_norm x: torch.nn.functional.rms_norm({0}, (6,))"  # adds its eps in place
+    assert runs_of(norm, "y = mul u z: {0} * {1}") == 2
+    assert runs_of("u = mul_ x z: ({0} * {1}).view(-1).mul_(2)", "y = sum u: {0}.sum()") == 0  # of a view
 
 
 def test_changes_of_arguments_have_no_canonical_form() -> None:
     assert runs_of("a = add_ x z: {0}.add_({1})", "y = mul a z: {0} * {1}") == 0
     assert runs_of("v = getitem x: {0}[:, :2]", "a = mul_ v: {0}.mul_(2)", "y = mul a a: {0} * {1}") == 0
-
-
-def test_what_a_change_makes_is_a_tensor_of_its_own() -> None:
-    lines = (PRODUCT, "t = tanh u: torch.tanh({0})", "a = add_ u z: {0}.add_({1})", "y = mul u t: torch.mul({0}, {1})")
-    found = canonical(lines, INPUTS, {})
-    assert templates(found) == ["{0} * {1}", "{0} + {1}", "torch.tanh({0})", "{0} * {1}"]
-    assert_same(found, INPUTS, {})
 
 
 @pytest.mark.parametrize("target", ["a", "_"])
@@ -75,21 +58,6 @@ def test_a_forward_that_reads_what_was_before_a_change_stays_as_it_is(target: st
         "y = add u t: torch.add({0}, {1})",
     )
     assert canonical(lines, INPUTS, {}).statements == statements(*lines)
-
-
-def test_two_changes_whose_results_have_no_names() -> None:
-    lines = (
-        PRODUCT,
-        "v = mul x: {0} * 2",
-        "_ = add_ u: {0}.add_(1)",
-        "_ = mul_ v: {0}.mul_(2)",
-        "y = sub u v: {0} - {1}",
-        "w = add y y: torch.add({0}, {1})",
-    )
-    found = canonical(lines, INPUTS, {})
-    assert is_canonical(found)
-    assert not any(ref.text == "_" for step in found.statements for ref in step.operands)
-    assert_same(found, INPUTS, {})
 
 
 def test_without_other_readers_a_change_stays_in_place() -> None:

@@ -1,4 +1,4 @@
-"""Assignments that fill a new tensor are traced as a concatenation; any others are writes into views."""
+"""Assignments into slices of a tensor are writes into views of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from loka.graph.equivalence import with_forward
 from loka.graph.ir import ForwardIR, Refused
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
-from tests.support.expressions import template
 
 
 class Filled(nn.Module):
@@ -211,23 +210,6 @@ def same(model: nn.Module, forward: ForwardIR) -> None:
         for a, b in zip(*made, strict=True):
             assert a.dtype == b.dtype
             torch.testing.assert_close(a, b, rtol=2e-2 if autocast else 1e-4, atol=2e-2 if autocast else 1e-5)
-
-
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        (Filled, "torch.cat([{0}, {1}], 1)"),
-        (InAnyOrder, "torch.cat([{0}, {1}, {2}], 1)"),
-        (OfSizes, "torch.cat([{0}, {1}], 1)"),
-        (OfPlannedSize, "torch.cat([{0}, {1}], 1)"),
-    ],
-)
-def test_slices_that_fill_a_new_tensor_are_a_concatenation(kind: type[Filled], text: str) -> None:
-    forward = traced(kind)
-    assert isinstance(forward, ForwardIR), forward
-    assert [template(step) for step in forward.statements if step.op == "cat"] == [text]
-    made = {"new_empty", "zeros", "empty_like", "clone"}
-    assert not made.intersection(step.op for step in forward.statements)
 
 
 def test_the_size_that_slices_fill_is_a_condition() -> None:

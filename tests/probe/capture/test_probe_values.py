@@ -90,13 +90,11 @@ def matrices_by_hand(model, x):
         "wide.0.1.1": model.wide[0][1, 1].t(),
         "dots.0": model.dots[0].t(),
         "dots.1": model.dots[1],
-        "gated": model.gated.t(),
         "fields": model.fields.permute(1, 2, 0).flatten(0, 1),
         "joined": model.joined.flatten(1),
     }
     calls = {}
     for name, weight in weights.items():
-        x = x * torch.tanh(x) if name == "gated" else x
         x = x.unflatten(1, (4, 3)).transpose(1, 2).flatten(1) if name == "joined" else x
         y = F.linear(x, weight)
         y.retain_grad()

@@ -48,7 +48,6 @@ class Matrices(nn.Module):
         self.square = nn.Parameter(torch.randn(2, 12, 12) / 4)
         self.wide = nn.ParameterList([nn.Parameter(torch.randn(2, 2, 12, 7) / 4)])
         self.dots = nn.Parameter(torch.randn(2, 7, 7) / 3)
-        self.gated = nn.Parameter(torch.randn(7, 7) / 3)
         self.fields = nn.Parameter(torch.randn(7, 4, 3) / 3)
         self.joined = nn.Parameter(torch.randn(7, 3, 4) / 3)
 
@@ -61,7 +60,6 @@ class Matrices(nn.Module):
         x = torch.einsum("bi,io->bo", x, self.wide[0][1][1])
         x = torch.tanh(torch.tensordot(x, self.dots[0], dims=([-1], [0])))
         x = torch.tensordot(self.dots[1], x, dims=([1], [1])).t()
-        x = torch.tanh(torch.einsum("bi,io,bi->bo", x, self.gated, torch.tanh(x)))
         x = torch.tanh(torch.einsum("bi,ifd->bdf", x, self.fields))
         return torch.einsum("odf,bdf->bo", self.joined, x)
 

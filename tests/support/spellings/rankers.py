@@ -14,10 +14,8 @@ from typing import TypeVar
 from tests.support.spellings.ways_to_write import (
     ACTIVATION_MODULES,
     ACTIVATIONS,
-    AT_ONCE,
     BATCHES,
     BIASED,
-    BOTH,
     CALLS,
     COLUMNS,
     CONCATENATIONS,
@@ -25,11 +23,9 @@ from tests.support.spellings.ways_to_write import (
     CROSS_NETS,
     CROSSES,
     FIELDS,
-    FILLED,
     FLATTENED,
     HELD,
     IN_FIELDS,
-    JOINED,
     JOINS,
     LINEARS,
     MATRICES,
@@ -73,9 +69,6 @@ class Speller:
         if held:
             inner = self._one(TRANSPOSES).format(held[1].format("rank", "x"))
         pairs = [f"inner = {inner}", f"products = {self._one(PAIRS).format('x', 'inner')}"]
-        at_once = self._one(AT_ONCE)
-        if at_once and not held and place != "one":
-            pairs = [f"products = {at_once.format('x', self._one(TRANSPOSES).format('x'), 'self.rank')}"]
         machine = [
             f"flat = {self._one(FLATTENED).format('products', N * RANK)}",
             *self._norm("fmb_norm", "flat", N * RANK),
@@ -84,17 +77,10 @@ class Speller:
         ]
         sums = self._one(WEIGHTED).format("self.compress", "x", self._one(BATCHES).format("x"))
         sums = held[1].format("compress", "x") if held else sums
-        whole, filled = self._one(JOINED), self._one(FILLED)
-        join = (
-            [f"joined = {whole.format('interactions', 'compressed', 'x', made)}"]
-            if whole
-            else [
-                f"joined = {self._one(CONCATENATIONS).format('interactions', 'compressed')}",
-                f"joined = {self._one(SUMS).format('joined', 'x')}",
-            ]
-        )
-        if filled:
-            join = [line.format("interactions", "compressed", "x", made, "joined") for line in filled]
+        join = [
+            f"joined = {self._one(CONCATENATIONS).format('interactions', 'compressed')}",
+            f"joined = {self._one(SUMS).format('joined', 'x')}",
+        ]
         rank = [f"self.rank = nn.Parameter(torch.randn({N}, {RANK}) * {N}**-0.5)"]
         compress = [f"self.compress = nn.Parameter(torch.randn({made}, {N}) * {N}**-0.5)"]
         if held:
@@ -102,11 +88,6 @@ class Speller:
                 [f"self.{name} = {held[0].format(rows, N)}"] for name, rows in (("rank", RANK), ("compress", made))
             )
         tops = [f"self.fmb_norm = nn.LayerNorm({N * RANK})", f"self.fmb = {tower}()"]
-        if place == "one":
-            rank, compress = [f"self.rank_compress = nn.Parameter(torch.randn({RANK + made}, {N}) * {N}**-0.5)"], []
-            mixed = self._one(BOTH).format("self.rank_compress", "x", RANK, made)
-            pairs[0], sums = f"inner, summed = {mixed}", "summed"
-            pairs.insert(1, f"inner = {self._one(TRANSPOSES).format('inner')}")
         if place in ("pairs", "both"):
             self._add("Pairs", rank, "x", [*pairs, "return products"])
             rank, pairs = ["self.pairs = Pairs()"], ["products = self.pairs(x)"]

@@ -153,15 +153,6 @@ PAIRS = (  # x @ that
     "torch.bmm({0}, {1})",
     "torch.einsum('bnd,bdr->bnr', {0}, {1})",
 )
-AT_ONCE = (  # x @ (x^T @ rank) in other products of x, {0}, which transposed is {1}, and the rank {2}
-    None,  # as MIXED and PAIRS have it
-    "({0} @ {1}) @ {2}",
-    "torch.bmm({0}, {1}).matmul({2})",
-    "torch.einsum('bnd,bmd->bnm', {0}, {0}) @ {2}",
-    "F.linear({0} @ {1}, {2}.t())",
-    "torch.einsum('bnd,bmd,mk->bnk', {0}, {0}, {2})",
-    "torch.einsum('mk,bmd,bnd->bnk', {2}, {0}, {0}).contiguous()",
-)
 WEIGHTED = (  # compress, {0}, @ x, {1}; {2} is the batch
     "{0} @ {1}",
     "torch.matmul({0}, {1})",
@@ -179,16 +170,10 @@ HELD = (  # rank and compress: how they are made, of {0} outputs and {1} inputs,
         "torch.bmm(self.{0}.expand({1}.shape[0], -1, -1), {1})",
     ),
 )
-BOTH = (  # one matrix with the rows of rank and of compress, {0}, times x, {1}, split after {2} rows
-    "({0} @ {1}).split([{2}, {3}], dim=1)",
-    "torch.split(torch.matmul({0}, {1}), ({2}, {3}), 1)",
-    "torch.einsum('kn,bnd->bkd', {0}, {1}).tensor_split([{2}], dim=1)",
-    "(lambda t: (t[:, :{2}], t[:, {2}:]))({0} @ {1})",
-)
 CALLS = ("{0}({1}, {2})", "{0}(x0={1}, x={2})", "{0}({1}, x={2})")
 TOWERS = ("sequential", "loop", "named", "blocks", "range")  # where the modules of an MLP begin and end
 STACKS = ("list", "sequential", "named")
-MIXING = ("layer", "sums", "pairs", "both", "machine", "one")  # which parts of a mixing layer are modules of their own
+MIXING = ("layer", "sums", "pairs", "both", "machine")  # which parts of a mixing layer are modules of their own
 JOINS = ("inside", "outside")  # where the norm of a join is: in its layer, or in a module around it
 CROSS_NETS = (
     "layers",
@@ -217,19 +202,4 @@ IN_FIELDS = (  # of blocks by a Parameter {0} of three dimensions, whose order i
     ("torch.einsum('bij,jik->bk', {1}, {0})", "torch.einsum('bk,jik->bij', {1}, {0})", "dfr"),
 )
 OF_COLUMNS = ("{0} @ {1}", "torch.matmul({0}, {1})", "{0}.matmul({1})")  # by a matrix {0}
-JOINED = (  # parts {0} and {1}, {3} rows each, and the residual {2}
-    None,  # in two statements, as CONCATENATIONS and SUMS have it
-    "torch.cat([{0} + {2}[:, :{3}], {1} + {2}[:, {3}:]], 1)",
-    "torch.cat([{2}.narrow(1, 0, {3}) + {0}, {2}.narrow(1, {3}, {3}) + {1}], dim=1)",
-    "torch.cat([a + b for a, b in zip({2}.chunk(2, dim=1), ({0}, {1}))], 1)",
-)
-FILLED = (  # the same as statements that fill a new tensor, {4}
-    None,
-    ("{4} = {2}.new_empty({2}.shape)", "{4}[:, :{3}] = {0}", "{4}[:, {3}:] = {1}", "{4} = {4} + {2}"),
-    (
-        "{4} = torch.zeros({2}.size(0), {2}.size(1), {2}.size(2), device={2}.device, dtype={2}.dtype)",
-        "{4}[:, {3}:, :] = {1} + {2}[:, {3}:]",
-        "{4}[:, 0:{3}, :] = {0} + {2}[:, :{3}]",
-    ),
-)
 CROSS_ENDS = ("inside", "outside")  # where x is added
