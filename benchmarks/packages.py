@@ -12,7 +12,6 @@ from types import ModuleType
 
 from benchmarks.variants import Variant
 from loka.bench.machine import device_here
-from loka.bench.model.zoo_policies import SMALLEST
 from loka.bench.packages import Workshop
 from loka.errors import LokaError
 from loka.mods.registry import INTERACTION_MOD
@@ -21,6 +20,7 @@ from loka.plan.planner import make_plan
 from loka.probe.profile.profile import Profile
 from loka.probe.profile.profile_file import save
 
+SMALLEST = 64  # sites with K or N up to this stay native
 POLICY = """\
 version: 1
 name: {name}

@@ -8,9 +8,8 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from loka.bench.model.zoo_policies import FP8_DEFAULTS
+from benchmarks.roofline import GemmMath
 from loka.bench.peers import torchao_inference, torchao_training
-from loka.bench.roofline import GemmMath
 from loka.dispatch import Patch
 from loka.dispatch.bind.bind_warnings import fp8_not_expected
 
@@ -36,6 +35,7 @@ class Variant:
         return torch.float32 if self.precision is GemmMath.TF32 else torch.bfloat16
 
 
+FP8_DEFAULTS = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true, fuse: always"
 BASELINE = "bf16"  # ratios are over this variant
 SHOWN = "loka-fp8"  # its bound is printed beside the times
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from benchmarks.dispatch.dispatch_cases import GEMMS, LIBRARIES, gemm_part
 from benchmarks.region.region import Form, Shape, chain_of
 from benchmarks.region.region_bound import chain_backward_bytes, chain_forward_bytes
+from benchmarks.roofline import GemmMath, Peaks, bytes_us
 from loka.bench.record.gemm_parts import NATIVE
-from loka.bench.roofline import GemmMath, Peaks, bytes_us
 from loka.kernels.measurements.parts import PartCosts
 from loka.numerics.enums import Accumulation, Gemm
 

@@ -27,10 +27,10 @@ from benchmarks.dispatch.dispatch_cases import (
 )
 from benchmarks.packages import StudyWorkshop
 from benchmarks.region.region import Form, Shape, work_of
+from benchmarks.roofline import GemmMath, peaks_of
 from benchmarks.steps import StepWork, measure
 from benchmarks.variants import Variant
 from loka.bench.device import describe
-from loka.bench.roofline import GemmMath, peaks_of
 from loka.bench.timing import Progress
 from loka.errors import InputError, LokaError
 from loka.kernels.measurements.lookup import Measurements

@@ -15,13 +15,13 @@ import torch
 from benchmarks.exact_mods.exact_cases import ModCase, build, inputs, subject
 from benchmarks.packages import StudyWorkshop
 from benchmarks.replays import MEASURED_MS
+from benchmarks.roofline import GemmMath
 from benchmarks.steps import make_work, measure
 from benchmarks.study import tell
 from benchmarks.variants import Variant
 from loka.bench.device import describe
 from loka.bench.markdown import Table
 from loka.bench.results import NOTHING
-from loka.bench.roofline import GemmMath
 from loka.bench.timing import SEED
 from loka.errors import LokaError
 from loka.plan.planner import make_plan

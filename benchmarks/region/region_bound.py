@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loka.bench.roofline import GemmMath, Peaks, bytes_us, sizes_of, three_products, written_bytes
+from benchmarks.roofline import GemmMath, Peaks, bytes_us, sizes_of, three_products, written_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from benchmarks.cells import Cell, MeasuredStep, cell_of
 from benchmarks.packages import BuiltPackage, StudyWorkshop, Subject
 from benchmarks.region.region import Form, Shape, chain_of, subject, work_of
 from benchmarks.region.region_bound import chain_us
+from benchmarks.roofline import Peaks, peaks_of
 from benchmarks.steps import StepWork, learned, measure
 from benchmarks.variants import BASELINE, SHOWN, Variant
 from loka.bench.device import describe
-from loka.bench.roofline import Peaks, peaks_of
 from loka.bench.timing import Progress
 
 TITLES = {

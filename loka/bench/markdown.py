@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 
 from loka.policy.problems import printable
 
@@ -11,7 +10,6 @@ Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # columns and rows
 
 # An underscore inside of a word means nothing, nor do brackets without a link's parenthesis after them.
 _MEANS = re.compile(r"[\\`*<&|~$]|\](?=\()|(?<![^\W_])_|_(?![^\W_])")
-_BEGINS = re.compile(r"^(\d*)([#>+=.)\[-])")  # a heading, a quote, a list or a link's address, where a line begins so
 _RUNS = re.compile("`+")
 
 
@@ -34,17 +32,3 @@ def markdown_table(table: Table) -> str:
     cells = [tuple(map(escaped, line)) for line in (columns, *rows)]
     lines = [cells[0], tuple("---" for _ in columns), *cells[1:]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def listed(lines: Iterable[str]) -> str:
-    """A list with an item a line, escaped."""
-    return "\n".join(f"- {_item(line)}" for line in lines)
-
-
-def nested(items: Iterable[tuple[str, Sequence[str]]]) -> str:
-    """A list with a list below each item, escaped."""
-    return "\n".join(listed([item]) + "".join(f"\n  - {_item(line)}" for line in below) for item, below in items)
-
-
-def _item(text: str) -> str:
-    return _BEGINS.sub(r"\1\\\2", escaped(text))

@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 
 from loka.errors import IgnoredWarning
 from loka.gc import deferred_gc
-from loka.graph.sites.discover import find_sites
 from loka.graph.sites.forwards import forwards_of
-from loka.graph.sites.site import Site
 from loka.kernels.measurements.lookup import Measurements
 from loka.model.build_model import BuiltModel, build_module, light, light_copy
 from loka.model.callables import current_directory_importable
@@ -158,9 +156,3 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     """
     name = os.fspath(path)
     return read_plan_file(name) if name.endswith(".json") else make_plan(name)
-
-
-def sites_without_mods(policy: Policy) -> tuple[Site, ...]:
-    """The sites of a policy's model as its factory makes it. Raises InputError as `build_model` and `find_sites` do."""
-    with deferred_gc(), current_directory_importable():
-        return find_sites(model_without_mods(policy)).sites

@@ -31,7 +31,7 @@ LOOP, GRAPHS, CAPTURED = BLOCKS
 def figures(step_ms: float, ratio: float | None = 1.0) -> VariantFigures:
     rounds = tuple(RoundTiming(each * step_ms, each) for each in (1.0, 0.5, 2.0))
     beside = () if ratio is None else tuple(RoundTiming(ratio * each.step_ms, 1.0) for each in rounds)
-    return VariantFigures(rounds, beside, 1234.4, KernelSum(57, 7.5), 5.0)
+    return VariantFigures(rounds, beside, 1234.4, KernelSum(57, 7.5))
 
 
 def outcome(block: StepBlock, variant: str, found: VariantFigures | None, failure: str = "") -> StepOutcome:
@@ -45,7 +45,7 @@ MODEL = MeasuredModel(
         outcome(CAPTURED, "loka-fp8", None, "CaptureError: it | waits"),
         outcome(LOOP, "loka-fp8", figures(5.0, 2.0)),
         outcome(LOOP, "bf16", figures(10.0)),
-        outcome(LOOP, "bf16-eager", replace(figures(20.0, None), kernels=None, peak_mib=None, bound_ms=None)),
+        outcome(LOOP, "bf16-eager", replace(figures(20.0, None), kernels=None, peak_mib=None)),
     ),
 )  # fmt: skip
 REPORT = ModelReport(
@@ -87,8 +87,8 @@ def test_every_figure_has_a_line_and_the_loop_comes_first() -> None:
     _, chapter = chapters(REPORT)
     columns, rows = chapter.tables[1]
     assert columns[:6] == ("launch", "variant", "step ms", "ratio", "GPU ms", "host ms")
-    assert rows[0] == ("loop", "bf16-eager", "20.00", "-", "-", "1.00", "-", "-", "204800", "-", "3")
-    assert rows[2] == ("loop", "loka-fp8", "5.00", "2.000", "7.50", "1.00", "57", "1234", "819200", "100 %", "3")
+    assert rows[0] == ("loop", "bf16-eager", "20.00", "-", "-", "1.00", "-", "-", "204800", "3")
+    assert rows[2] == ("loop", "loka-fp8", "5.00", "2.000", "7.50", "1.00", "57", "1234", "819200", "3")
     assert [(row[0], row[1]) for row in rows[3:]] == [("captured", "bf16")]
 
 
@@ -112,7 +112,7 @@ def test_files_hold_every_round(tmp_path: Path) -> None:
     assert plain == to_plain(REPORT)
     lines = {(line["launch"], line["variant"]): line for line in plain["models"][0]["lines"]}
     line = lines["loop", "loka-fp8"]
-    assert (line["step_ms"], line["gpu_ms"], line["launches"], line["reached"]) == (5.0, 7.5, 57, 1.0)
+    assert (line["step_ms"], line["gpu_ms"], line["launches"]) == (5.0, 7.5, 57)
     assert line["rounds"][2] == {"step_ms": 10.0, "host_ms": 2.0}
     assert lines["captured", "loka-fp8"]["failure"] == "CaptureError: it | waits"
     assert "step_ms" not in lines["captured", "loka-fp8"]

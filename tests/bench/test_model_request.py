@@ -18,6 +18,7 @@ from tests.support.bench_device import CLICKS, FP8, CpuBench
 
 POLICY = CLICKS + FP8 + 'rules:\n  - {match: "head", compute: keep}\n'
 
+KNOWN = str(Path(__file__).parents[2] / "policies" / "dlrm_dcnv2.yaml")
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.LokaWarning")
 
 
@@ -41,14 +42,14 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CpuBench:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (ModelRequest(("dcnv",)), "no model 'dcnv'.*did you mean dcnv2"),
+        (ModelRequest(()), "name the policy of the model"),
         (ModelRequest(("nowhere.yaml",)), "nowhere.yaml"),
-        (ModelRequest(("dcnv2",), variants="bf17"), "--variants: there is no 'bf17'"),
-        (ModelRequest(("dcnv2",), only="graph"), "--only: there is no 'graph'"),
-        (ModelRequest(("dcnv2",), casting="half"), "--casting: there is no 'half'"),
-        (ModelRequest(("dcnv2",), batch=0), "--batch: 0 is too few"),
-        (ModelRequest(("dcnv2",), rounds=0), "--rounds: 0 is too few"),
-        (ModelRequest(("dcnv2",), seconds=math.nan), "--seconds: nan is no time"),
+        (ModelRequest((KNOWN,), variants="bf17"), "--variants: there is no 'bf17'"),
+        (ModelRequest((KNOWN,), only="graph"), "--only: there is no 'graph'"),
+        (ModelRequest((KNOWN,), casting="half"), "--casting: there is no 'half'"),
+        (ModelRequest((KNOWN,), batch=0), "--batch: 0 is too few"),
+        (ModelRequest((KNOWN,), rounds=0), "--rounds: 0 is too few"),
+        (ModelRequest((KNOWN,), seconds=math.nan), "--seconds: nan is no time"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_built(request_: ModelRequest, message: str) -> None:
@@ -62,7 +63,7 @@ def test_a_command_can_be_typed_again() -> None:
         "loka bench model 'a b.yaml' --variants bf16 --only train --casting bfloat16 --batch 32 --rounds 2 "
         "--seconds 500"
     )
-    assert ModelRequest().command() == "loka bench model"
+    assert ModelRequest(("a.yaml",)).command() == "loka bench model a.yaml"
 
 
 def test_a_session_lets_every_variant_have_its_compiled_form() -> None:
@@ -98,17 +99,12 @@ def test_policies_and_models_that_cannot_be_built_stand_in_one_report(
     (data,) = tmp_path.glob("out/*.json")
     lines = json.loads(data.read_text())["models"][1]["lines"]
     assert {line["casting"] for line in lines} == {"autocast", "bfloat16"}
-    assert all(line["bound_ms"] > 0 for line in lines)
-    bounds = {(line["variant"], line["mode"], line["casting"]): line["bound_ms"] for line in lines}
-    assert (
-        bounds["bf16", "train", "autocast"] > bounds["bf16", "train", "bfloat16"] > bounds["bf16", "infer", "bfloat16"]
-    )
     assert device.captures == 4 * 3
 
 
 @pytest.mark.usefixtures("device")
 def test_when_no_time_is_left_the_rest_is_named(policy: Path, tmp_path: Path) -> None:
     lines: list[str] = []
-    report = run(ModelRequest((str(policy), "dcnv2"), seconds=1e-9), tmp_path, lines.append)
+    report = run(ModelRequest((str(policy), KNOWN), seconds=1e-9), tmp_path, lines.append)
     assert report.models == ()
     assert lines == ["no time is left for clicks and what follows"]

@@ -68,7 +68,7 @@ def outcomes(
     device: CpuBench | None = None,
     limits: RunLimits = NO_LIMIT,
 ) -> list[StepOutcome]:
-    run = BlockRun(subject, block, device or CpuBench(), None, limits, lambda line: None)
+    run = BlockRun(subject, block, device or CpuBench(), limits, lambda line: None)
     return list(run.outcomes(chosen_variants(variants)))
 
 
@@ -206,7 +206,7 @@ def test_what_fits_in_no_memory_fails_once(subject: ModelSubject) -> None:
 def test_when_the_time_is_up_what_was_seen_stays(subject: ModelSubject) -> None:
     lines: list[str] = []
     limits = RunLimits(ROUNDS, 6.5, Ticks())
-    run = BlockRun(subject, LOOP, CpuBench(), None, limits, lines.append)
+    run = BlockRun(subject, LOOP, CpuBench(), limits, lines.append)
     found = list(run.outcomes(chosen_variants("tf32,tf32-eager,bf16-eager")))
     assert "bf16" in last(found)
     assert all(each.figures for each in found)

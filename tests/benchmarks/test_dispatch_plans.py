@@ -26,7 +26,7 @@ from benchmarks.dispatch.dispatch_table import best_words, means, times, to_mark
 from benchmarks.packages import StudyWorkshop
 from benchmarks.region.region import Shape
 from benchmarks.replays import Timing
-from loka.bench.roofline import peaks_of
+from benchmarks.roofline import peaks_of
 from loka.codegen import render_package
 from loka.codegen.chains import chain_shapes
 from loka.errors import InputError

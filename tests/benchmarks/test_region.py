@@ -21,9 +21,9 @@ from benchmarks.region.region import (
     subject,
 )
 from benchmarks.region.region_bound import RooflineChain, chain_backward_bytes, chain_forward_bytes, chain_us
+from benchmarks.roofline import GemmMath, Peaks, bytes_us, peaks_of, product_us
 from benchmarks.steps import StepWork, learned, make_work
 from benchmarks.variants import VARIANTS, Variant
-from loka.bench.roofline import GemmMath, Peaks, bytes_us, peaks_of, product_us
 from loka.devices.targets import DEVICES
 from loka.errors import InputError, LokaError
 

@@ -12,6 +12,8 @@ from loka.bench import machine
 from loka.kernels.measurements.lookup import Measurements
 from tests.support.plan.made_recordings import small_recording
 
+KNOWN = str(Path(__file__).parents[2] / "policies" / "small_ranker.yaml")
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -24,9 +26,9 @@ from tests.support.plan.made_recordings import small_recording
         (("kernels", "--batch", "2"), "--batch goes with loka bench model; add one, or leave --batch out"),
         (("model", "missing.yaml"), "missing.yaml"),
         (("kernels", "--record", "x.jsonl", "--variants", "bf16"), "--variants goes with loka bench model"),
-        (("model", "wukong_small", "--variants", "bf17"), "--variants: there is no 'bf17'; there are "),
-        (("model", "wukong_small", "--variants", " , "), "--variants: names none"),
-        (("model", "wukong_small"), "no CUDA device is visible"),
+        (("model", KNOWN, "--variants", "bf17"), "--variants: there is no 'bf17'; there are "),
+        (("model", KNOWN, "--variants", " , "), "--variants: names none"),
+        (("model", KNOWN), "no CUDA device is visible"),
         (("model", "x.yaml", "--record", "x.jsonl"), "--record goes with loka bench kernels"),
         (("kernels", "gemm", "--record", "x.jsonl"), "name kinds of parts with --parts, not 'gemm'"),
         (("kernels", "--record", "x.jsonl", "--parts", "gemms"), "no parts of the kind 'gemms'"),

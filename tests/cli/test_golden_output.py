@@ -93,7 +93,6 @@ def test_output_as_a_whole(policies, loka, monkeypatch) -> None:
     for name, policy in zip(("learned", "modded"), policies, strict=True):
         found[f"{name}.plan.txt"] = loka("plan", policy).out
         found[f"{name}.plan.json"] = by_key(loka("plan", policy, "--json").out)
-        found[f"{name}.report.md"] = loka("report", policy).out
         for site in ("dense", "layers.0.down", "head"):
             found[f"{name}.{site}.txt"] = loka("explain", policy, site).out
     found["learned.dense.json"] = by_key(loka("explain", policies[0], "dense", "--json").out)

@@ -52,7 +52,7 @@ def shows(text: str) -> None:
     assert not any(line.startswith(("b ", "b.", "b'", "b:")) for line in text.splitlines())
 
 
-@pytest.mark.parametrize("verb", ["plan", "plan --all", "explain", "report", "diff"])
+@pytest.mark.parametrize("verb", ["plan", "plan --all", "explain", "diff"])
 def test_every_output_escapes_names(verb, hostile, loka):
     arguments = {
         "explain": ["explain", hostile.policy, "a\nb"],
@@ -65,8 +65,7 @@ def test_every_output_escapes_names(verb, hostile, loka):
     assert ran.status == 0, ran.err
     shows(ran.out)
     shows(ran.err)
-    assert ("a\\\\nb" if verb == "report" else "a\\nb") in ran.out  # in Markdown a backslash is escaped too
-    assert verb != "report" or SCRIPT not in ran.out.replace("\\" + SCRIPT[0], "")
+    assert "a\\nb" in ran.out
 
 
 def test_a_page_of_html_has_names_as_text(hostile, loka):

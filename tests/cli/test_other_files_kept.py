@@ -33,7 +33,7 @@ def test_a_schema_and_a_report_replace_their_own(shop, loka):
     (shop.folder / "empty.json").touch()
     for _ in range(2):
         assert loka("schema", "-o", "empty.json").status == 0
-        assert loka("report", shop.policy, "-o", "page.md").status == 0
+        assert loka("report", shop.policy, "-o", "page.html").status == 0
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from textwrap import dedent
 
 import pytest
 
-from loka.bench.report.markdown_page import shortfalls
 from loka.bench.report.model_tree import model_tree
+from loka.bench.report.tables import shortfalls
 from loka.devices.targets import DEVICES
 from loka.errors import InputError
 from loka.graph.sites.site import GemmKind, Opaque, RowCount

@@ -16,7 +16,6 @@ from loka.bench.results import (
     NOTHING,
     Chapter,
     markdown_page,
-    percent,
     plain_head,
     stem_of,
     without_empty,
@@ -36,12 +35,10 @@ METHOD = (
 )
 FIGURES = (
     "step: of ten in a row. host: until the call returns, with an empty queue; a step is hardly shorter. GPU: the sum "
-    "of its kernels, copies and fills. launches: its kernels. peak: memory that the variant itself held. of the bound: "
-    "what the bound counts stands in docs/bench.md."
+    "of its kernels, copies and fills. launches: its kernels. peak: memory that the variant itself held."
 )
 COLUMNS = (
-    "launch", "variant", "step ms", "ratio", "GPU ms", "host ms", "launches", "peak MiB", "samples/s", "of the bound",
-    "rounds",
+    "launch", "variant", "step ms", "ratio", "GPU ms", "host ms", "launches", "peak MiB", "samples/s", "rounds",
 )  # fmt: skip
 
 
@@ -53,7 +50,6 @@ class VariantFigures:
     beside: tuple[RoundTiming, ...]  # the baseline's turns in the same rounds; () without it
     peak_mib: float | None  # of what the variant itself held, from after its first step until it was captured
     kernels: KernelSum | None
-    bound_ms: float | None
 
     @property
     def speedups(self) -> tuple[float, ...]:
@@ -74,11 +70,6 @@ class VariantFigures:
     def host_ms(self) -> float:
         """Median over the rounds."""
         return statistics.median(each.host_ms for each in self.rounds)
-
-    @property
-    def reached(self) -> float | None:
-        """Share of the bound: 1 is the roofline."""
-        return self.bound_ms / self.step_ms if self.bound_ms is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +183,6 @@ def _detail(model: MeasuredModel, outcome: StepOutcome) -> tuple[str, ...] | Non
         NOTHING if kernels is None else str(kernels.launches),
         NOTHING if figures.peak_mib is None else f"{figures.peak_mib:.0f}",
         f"{model.samples_per_second(figures):.0f}",
-        percent(figures.reached),
         str(len(figures.rounds)),
     )
 
@@ -278,8 +268,6 @@ def _line(model: MeasuredModel, outcome: StepOutcome) -> dict[str, object]:
         "peak_mib": figures.peak_mib,
         "samples_per_second": model.samples_per_second(figures),
         "ratio": figures.ratio,
-        "bound_ms": figures.bound_ms,
-        "reached": figures.reached,
         "rounds": [dataclasses.asdict(each) for each in figures.rounds],
     }
 

@@ -12,7 +12,6 @@ from loka.bench.device import BenchDevice, KernelSum, describe
 from loka.bench.model.model_report import StepOutcome, VariantFigures
 from loka.bench.model.model_subject import ModelSubject
 from loka.bench.model.model_variants import MODEL_BASELINE, ModelVariant, StepBlock, StepLaunch, in_measuring_order
-from loka.bench.roofline import Peaks
 from loka.bench.timing import STEPS, TURN_WARM_UPS, Progress, RoundTiming, timed_turn
 from loka.errors import CheckFailedError
 
@@ -47,7 +46,6 @@ class LiveStep:
     name: str  # of the variant
     run: Callable[[], object]
     peak_mib: float | None
-    bound_ms: float | None
     preview: tuple[RoundTiming, ...] = ()  # the first look at it, before the rounds of its group
     rounds: list[RoundTiming] = field(default_factory=list)
     kernels: KernelSum | None = None
@@ -55,7 +53,7 @@ class LiveStep:
 
     def figures(self, rounds: Sequence[RoundTiming], baseline: Sequence[RoundTiming]) -> VariantFigures:
         """Its figures in these rounds, in which the baseline was timed too."""
-        return VariantFigures(tuple(rounds), tuple(baseline), self.peak_mib, self.kernels, self.bound_ms)
+        return VariantFigures(tuple(rounds), tuple(baseline), self.peak_mib, self.kernels)
 
     def seconds(self, steps: int) -> float:
         """Estimate for so many steps."""
@@ -69,7 +67,6 @@ class BlockRun:
     subject: ModelSubject
     block: StepBlock
     device: BenchDevice
-    peaks: Peaks | None
     limits: RunLimits
     progress: Progress
     alive: list[LiveStep] = field(default_factory=list)
@@ -147,7 +144,7 @@ class BlockRun:
         device.wait()
         step.verify()
         peak = device.peak_mib(held)
-        return LiveStep(variant.name, run, peak, self.subject.bound_ms(variant, self.block, self.peaks))
+        return LiveStep(variant.name, run, peak)
 
     def _finish(self) -> Iterator[StepOutcome]:
         """The group's outcomes; frees it."""

@@ -17,16 +17,14 @@ from loka.bench.model.model_variants import Casting, Compiling, ModelVariant, Pa
 from loka.bench.model.whole_step import StepSample, StepSettings, WholeStep, real_model, sample_of
 from loka.bench.packages import KEEP_AND_FUSE, Workshop, policy_text
 from loka.bench.peers import torchao_inference, torchao_training
-from loka.bench.roofline import ModelBound, Peaks
 from loka.dispatch import LokaWarning, Patch
 from loka.errors import LokaError
-from loka.graph.sites.site import Site
 from loka.kernels import call_counters
 from loka.mods.adapt import adapt
 from loka.mods.modded_model import built_model, model_without_mods
 from loka.mods.policy_loader import load_policy
 from loka.plan.plan import Plan
-from loka.plan.planner import make_plan, sites_without_mods
+from loka.plan.planner import make_plan
 from loka.policy.policy import Policy
 
 
@@ -48,7 +46,6 @@ class ModelSubject:
         self._samples: dict[bool, StepSample] = {}
         self._plans: dict[str, Plan] = dict(plans or {})
         self._synthetic = synthetic
-        self._sites: tuple[Site, ...] | None = None
         self._packages: dict[str, ModuleType] = {}
 
     @property
@@ -87,23 +84,6 @@ class ModelSubject:
         """Generate the package of a variant, if it has one, before it is needed. Errors of planners propagate."""
         if variant.package is not None:
             self._package(variant.package, _own_name(variant, block))
-
-    def bound_ms(self, variant: ModelVariant, block: StepBlock, peaks: Peaks | None) -> float | None:
-        """Lower bound of the variant's step; None if the device's peaks are not known."""
-        if peaks is None:
-            return None
-        plan = self._plan(variant.package) if variant.package is not None else None
-        optimizer = self.sample(block.training).optimizer
-        pure = block.casting is Casting.BFLOAT16 and not variant.float32
-        state = sum(value.numel() for value in self._base.parameters() if value.requires_grad) * (2 if pure else 4)
-        bound = ModelBound(self.policy.model.batch_size, block.training, peaks, optimizer, state)
-        return bound.of_plan(plan) if plan is not None else bound.of_variant(variant, self._own_sites())
-
-    def _own_sites(self) -> tuple[Site, ...]:
-        """The sites of the model without mods."""
-        if self._sites is None:
-            self._sites = sites_without_mods(self.policy)
-        return self._sites
 
     def _as_variant(self, model: nn.Module, variant: ModelVariant, block: StepBlock) -> tuple[nn.Module, Patch | None]:
         if variant.package is not None:

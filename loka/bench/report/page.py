@@ -10,7 +10,6 @@ from enum import StrEnum
 from loka.bench.markdown import Table
 from loka.bench.report.geometry import label, percent
 from loka.bench.report.loss_curves import KeptRuns, RunChart
-from loka.bench.report.markdown_page import decisions, evidence, finding_rows, shortfalls, total_sentences
 from loka.bench.report.measured_steps import MeasuredSteps
 from loka.bench.report.model_tree import (
     LABELS,
@@ -23,6 +22,7 @@ from loka.bench.report.model_tree import (
     recipe_of,
 )
 from loka.bench.report.site_charts import Distributions, DotChart, TimeChart, distributions, dot_chart, time_chart
+from loka.bench.report.tables import decisions, evidence, finding_rows, shortfalls, total_sentences
 from loka.devices.targets import DEVICES, TargetDevice
 from loka.plan.format import describe_tuned, format_figure, format_share, format_speedup
 from loka.plan.mod_words import describe_changes, describe_gain, describe_unchanged

@@ -106,7 +106,7 @@ class StepMeasurer:
             different = [each for each in variants.values() if each.package is not None or each.adapted]
             warming = Warming(self.policy, workshop.folder, block, self.device, self.synthetic)
             warmer = Warmer(warming, subject, plans, self.jobs, self.progress)
-            run = BlockRun(subject, block, self.device, None, limits, self.progress)
+            run = BlockRun(subject, block, self.device, limits, self.progress)
             order = in_measuring_order([baseline, *different], launch)
             ahead = 1  # how many of them were compiled in other processes, or will not be; the first is the baseline
             peak_mib: float | None = None

@@ -28,8 +28,8 @@ def command(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME ...]",
-            help="Policies or models of the zoo (default: all of these), or a file of measurements with --export.",
+            metavar="[FILE ...]",
+            help="Policies, or a file of measurements with --export.",
             show_default=False,
         ),
     ] = None,

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from loka.bench.report.loss_curves import KeptRuns
-from loka.bench.report.markdown_page import is_markdown_report
 from loka.bench.report.model_tree import Precision
 from loka.bench.report.page import Report, gather, is_html_report, to_html
 from loka.plan.planner import Planned
@@ -177,7 +176,6 @@ def test_a_page_is_the_same_for_the_same_report_and_known_by_its_head(bare: Repo
     assert text == to_html(bare)
     assert is_html_report(text.encode())
     assert not is_html_report(b"<!doctype html><title>mine</title>")
-    assert not is_markdown_report(text.encode())
 
 
 def colours(text: str) -> list[dict[str, str]]:

@@ -44,7 +44,7 @@ def safe_policy(
 def outcome_of(title: str, steps_ms: Sequence[float] = (), failure: str = "") -> StepOutcome:
     """Steps that took so many milliseconds, each beside a BF16 step of BF16_MS."""
     rounds, beside = (tuple(RoundTiming(ms, 0.0) for ms in each) for each in (steps_ms, [BF16_MS] * len(steps_ms)))
-    figures = None if failure else VariantFigures(rounds, beside, None, None, None)
+    figures = None if failure else VariantFigures(rounds, beside, None, None)
     return StepOutcome(BLOCK, title, figures, failure)
 
 
