@@ -33,7 +33,6 @@ _SAME: dict[str, str] = {
     "imul": "mul",
     "idiv": "div",
     "itruediv": "div",
-    "rmatmul": "matmul",
     "get_data_attr": "data",
 }
 VIEWS = frozenset(

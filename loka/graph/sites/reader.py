@@ -232,7 +232,7 @@ class Reader:
             others = [each for each in _tensors((args, kwargs)) if each is not product.x and each is not product.bias]
             weight_grad = place.opaque is not None or any(each.requires_grad for each in others)
             self._add_product(product, result, place, self._owners(node)[0], weight_grad)
-        elif terms := other_terms(name, args, value):
+        elif terms := other_terms(name, args, kwargs, value):
             self.others.append(OtherProduct(name, result.owner, self._flops(terms)))
 
     def _add_product(

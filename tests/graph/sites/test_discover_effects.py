@@ -175,6 +175,25 @@ def test_parts_without_gradients_need_no_input_gradient(find):
     assert [site.input_grad for site in sites] == [False, False, True]
 
 
+def test_rare_products_are_notes(find):
+    class Rare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.randn(6, 8)), nn.Parameter(torch.randn(8, 3))
+            self.pairs = nn.Bilinear(6, 6, 4)
+
+        def forward(self, x):  # (B, 6)
+            return torch.linalg.multi_dot([x, self.a, self.b]).sum() + self.pairs(x, x).sum() + torch.inner(x, x).sum()
+
+    found = find(Rare(), torch.randn(5, 6))
+    flops = {each.what: each.flops.at(5) for each in found.opaque}
+    chain, pairs = 2 * 5 * (6 * 8 + 8 * 3), 2 * 5 * (6 * 24 + 6 * 4)
+    assert flops["linalg_multi_dot"] == chain
+    assert flops["bilinear"] == pairs
+    assert flops["inner"] > 0
+    assert any(note.startswith("1 x bilinear: not replaced, and not among the sites") for note in found.notes)
+
+
 def test_convolutions_and_recurrent_layers_are_notes(find):
     class Sequence(nn.Module):
         def __init__(self):

@@ -80,18 +80,6 @@ def _matmul(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct
     return _between(GemmKind.MATMUL, argument(args, kwargs, 0, "input", "self", "tensor1"), b, origins)
 
 
-def _rmatmul(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
-    return _between(GemmKind.MATMUL, args[1], args[0], origins)
-
-
-def _inner(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
-    a, b = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "other")
-    if b.dim() < 1 or a.dim() < 1:
-        return None
-    mkn = (size_of(a.shape[:-1]), a.shape[-1], size_of(b.shape[:-1]))
-    return MatrixProduct(GemmKind.MATMUL, a, None, None, *mkn, (mkn,), "torch.inner is not rewritten: write F.linear")
-
-
 def _addmm(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
     bias = argument(args, kwargs, 0, "input")
     a, b = argument(args, kwargs, 1, "mat1", "batch1", "mat"), argument(args, kwargs, 2, "mat2", "batch2", "vec")
@@ -131,25 +119,6 @@ def _tensordot(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProd
     return MatrixProduct(GemmKind.BMM, x, None, None, *mkn, (mkn,), reason)
 
 
-def _chain(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
-    """chain_matmul and multi_dot; the library chooses the order of multiplication, here it is from the left."""
-    parts = list(args[0]) if isinstance(args[0], list | tuple) else list(args)
-    if len(parts) < 2 or any(p.dim() != 2 for p in parts):
-        return None
-    terms = tuple((parts[0].shape[0], p.shape[0], p.shape[1]) for p in parts[1:])
-    return MatrixProduct(
-        GemmKind.BMM, parts[0], None, None, *terms[-1], terms, "a chain of matrix products in one call"
-    )
-
-
-def _bilinear(args: Args, kwargs: Kwargs, origins: TensorOrigins) -> MatrixProduct | None:
-    x1, _, weight = args[:3]
-    rows = size_of(x1.shape[:-1])
-    n, k1, k2 = weight.shape
-    terms = ((rows, k1, n * k2), (rows, k2, n))
-    return MatrixProduct(GemmKind.BMM, x1, None, None, rows, k1 * k2, n, terms, "its weight has 3 dimensions, not two")
-
-
 def _aten(*names: str) -> list[Callable[..., Any]]:
     return [getattr(torch.ops.aten, name).default for name in names]
 
@@ -164,8 +133,6 @@ _FAMILIES: tuple[tuple[Describe, tuple[Callable[..., Any], ...]], ...] = (
             *(operator.matmul, _T.__matmul__, *_aten("matmul", "mm", "mv", "bmm")),
         ),
     ),
-    (_rmatmul, (_T.__rmatmul__,)),
-    (_inner, (torch.inner, _T.inner)),
     (
         _addmm,
         (
@@ -175,8 +142,6 @@ _FAMILIES: tuple[tuple[Describe, tuple[Callable[..., Any], ...]], ...] = (
     ),
     (describe_einsum, (torch.einsum,)),
     (_tensordot, (torch.tensordot,)),
-    (_chain, (torch.chain_matmul, torch.linalg.multi_dot)),
-    (_bilinear, (F.bilinear, torch.bilinear)),
     (describe_attention, (F.scaled_dot_product_attention,)),
     (describe_multi_head, (F.multi_head_attention_forward,)),
     (describe_convolution, (F.conv1d, F.conv2d, F.conv3d)),

@@ -66,7 +66,7 @@ def _is_all(value: Any, wanted: int) -> bool:
     return all(each == wanted for each in value) if isinstance(value, tuple | list) else bool(value == wanted)
 
 
-def other_terms(name: str, args: Args, out: Any) -> tuple[tuple[Size, Size, Size], ...]:
+def other_terms(name: str, args: Args, kwargs: Kwargs, out: Any) -> tuple[tuple[Size, Size, Size], ...]:
     """(M, K, N) of products that are no sites: convolutions, recurrent layers and others. () for other calls."""
     if name.startswith("conv") and len(args) > 1 and isinstance(out, Tensor):
         weight = args[1]
@@ -81,6 +81,15 @@ def other_terms(name: str, args: Args, out: Any) -> tuple[tuple[Size, Size, Size
         return tuple((size_of(args[0].shape[:-1]), w.shape[1], w.shape[0]) for w in args[2:4])
     if name in ("grouped_mm", "scaled_mm", "scaled_grouped_mm"):
         return ((size_of(args[0].shape[:-1]), args[0].shape[-1], args[1].shape[-1]),)
+    if name in ("chain_matmul", "linalg_multi_dot") and isinstance(out, Tensor):  # from the left
+        parts = args[0] if isinstance(args[0], list | tuple) else args
+        return tuple((parts[0].shape[0], part.shape[0], size_of(part.shape[1:])) for part in parts[1:])
+    if name == "inner":
+        a, b = argument(args, kwargs, 0, "input"), argument(args, kwargs, 1, "other")
+        return ((size_of(a.shape[:-1]), a.shape[-1], size_of(b.shape[:-1])),)
+    if name == "bilinear":
+        (n, k1, k2), rows = argument(args, kwargs, 2, "weight").shape, size_of(out.shape[:-1])
+        return ((rows, k1, n * k2), (rows, k2, n))
     if name == "flex_attention":
         q, k, v = args[:3]
         m = size_of(q.shape[:-1])
