@@ -12,15 +12,17 @@ from loka.graph.ir import ForwardIR, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.region import NORM_MODULES, NORMS
 from loka.graph.sites.flow import ACTIVATIONS, ELEMENTWISE
+from loka.graph.sites.op_names import CLAMPS
 from loka.graph.source import has_hooks
 
 SUMS = frozenset(("add_", "sub_", "mul_", "div_"))  # methods that return what they write into
 _PLAIN = {"add_": "add", "sub_": "sub"}  # the gradients of a product would be of another dtype
+_ALONE = ACTIVATIONS | CLAMPS  # functions of each element
 # Operations that return a new tensor, never a view of an operand, unless written into one (`out=`).
 _VIEWS = frozenset(
     {"view", "view_as", "reshape", "flatten", "unflatten", "transpose", "permute", "unsqueeze", "squeeze"}
 )
-MAKING = ACTIVATIONS | ELEMENTWISE | NORMS | {"linear", "matmul", "bmm", "baddbmm", "addmm", "addcmul", "cat", "stack"}
+MAKING = _ALONE | ELEMENTWISE | NORMS | {"linear", "matmul", "bmm", "baddbmm", "addmm", "addcmul", "cat", "stack"}
 
 
 def makes_its_result(child: nn.Module) -> bool:
@@ -41,7 +43,7 @@ def out_of_place(forward: ForwardIR, made: Collection[str] = (), sums: bool = Tr
     for step in forward.statements:
         alone = [ref.text for ref in step.operands if ref.kind is RefKind.LOCAL and len(readers[ref.text]) == 1]
         called, plain = step.value, step.op.removesuffix("_")
-        if isinstance(called, Call) and plain in ACTIVATIONS and making.intersection(alone) and step.target != "_":
+        if isinstance(called, Call) and plain in _ALONE and making.intersection(alone) and step.target != "_":
             kwargs = tuple((name, False if name == "inplace" else value) for name, value in called.kwargs)
             target = called.target.removesuffix("_") if step.op != plain else called.target  # x.relu_()
             step = replace(step, op=plain, value=replace(called, target=target, kwargs=kwargs))
