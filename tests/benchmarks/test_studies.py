@@ -26,6 +26,7 @@ SHARED = (
     "cells.py",
     "packages.py",
     "replays.py",
+    "roofline.py",
     "steps.py",
     "study.py",
     "variants.py",
