@@ -24,7 +24,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import pairwise
@@ -236,16 +236,17 @@ def measure(kind: str, variant: str, compiled: bool, device: torch.device) -> di
     return row
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> int:
+    """Generate the package, or measure and write the rows; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--generate", action="store_true", help="write the package and stop")
     parser.add_argument("--out", help="JSON file of all rows")
     parser.add_argument("--kinds", default="fsdp2,ddp,alone")
     parser.add_argument("--modes", default="eager,compiled")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     if arguments.generate:
         generate()
-        return
+        return 0
     sys.path.insert(0, str(FOLDER))
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
@@ -271,7 +272,8 @@ def main() -> None:
                     if arguments.out:
                         Path(arguments.out).write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     dist.destroy_process_group()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
