@@ -69,17 +69,19 @@ _Model = TypeVar("_Model", bound=BaseModel)
 def save(path: str | Path, recorded: RecordedStats | Profile, largest: float = math.inf) -> int:
     """Write a profile, in full for a `RecordedStats`, otherwise its summary; missing folders are created.
 
-    Returns its size in bytes; one of more than `largest` is not written. The file at `path` is replaced only when the
-    new one is complete on the disk. Raises InputError if writing fails, or if a number is NaN, or infinite where that
-    is not allowed.
+    Returns its size in bytes. One whose tensors and header have more than `largest` is neither made nor written, and
+    their size is returned. The file at `path` is replaced only when the new one is complete on the disk. Raises
+    InputError if writing fails, or if a number is NaN, or infinite where that is not allowed.
     """
     path = Path(path)
     try:
-        data = _to_bytes(recorded)
+        text, tensors = _contents(recorded)
+        size = len(text) + sum(tensor.nbytes for tensor in tensors.values())
+        data = None if size > largest else _to_bytes(text, tensors)
     except InputError as error:
         raise InputError(f"{path}: the profile was not saved: {error}") from error
-    if len(data) > largest:
-        return len(data)
+    if data is None:
+        return size
     write_file(path, data)
     return len(data)
 
@@ -117,12 +119,17 @@ def _as_damage(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: the profile is damaged: {error}; {_AGAIN}") from error
 
 
-def _to_bytes(recorded: RecordedStats | Profile) -> bytes:
+def _contents(recorded: RecordedStats | Profile) -> tuple[str, dict[str, Tensor]]:
+    """The header and its tensors. Raises InputError for what could not be read back."""
     whole = (recorded.profile, recorded.stats) if isinstance(recorded, RecordedStats) else (recorded, None)
     header = _FullHeader.model_construct(version=VERSION, profile=whole[0], stats=whole[1])
     tensors: dict[str, Tensor] = {}
     text = header.model_dump_json(context=tensors, exclude_defaults=True)
-    _checked(text, dict(tensors))  # what could not be read back is not written
+    _checked(text, dict(tensors))
+    return text, tensors
+
+
+def _to_bytes(text: str, tensors: dict[str, Tensor]) -> bytes:
     data: bytes = to_bytes({**tensors, **_checksums(text, tensors)}, {METADATA: text})
     length = int.from_bytes(data[:8], "little")
     if length > HEADER_LIMIT:

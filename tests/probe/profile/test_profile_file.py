@@ -457,3 +457,17 @@ class TestRefuses:
 @pytest.mark.parametrize("path", sorted((ROOT / "policies" / "profiles").iterdir()), ids=lambda path: path.name)
 def test_profiles_that_ship_are_of_this_version(path: Path) -> None:
     assert profile_file.load_profile(path).sites
+
+
+def test_a_form_that_is_too_large_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = make_recorded((24, 8), (600, 5))
+    whole = profile_file.save(tmp_path / "all", recorded)
+    assert whole == (tmp_path / "all").stat().st_size
+
+    def never(*_: object) -> bytes:
+        raise AssertionError
+
+    monkeypatch.setattr(profile_file, "_to_bytes", never)
+    size = profile_file.save(tmp_path / "p", recorded, largest=1000)
+    assert 0.9 * whole < size <= whole
+    assert not (tmp_path / "p").exists()
