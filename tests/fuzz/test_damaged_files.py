@@ -222,7 +222,7 @@ def whole_plan():
 
 def profiles() -> tuple[bytes, ...]:
     recorded = make_recorded((24, 16))
-    return profile_file._to_bytes(recorded), profile_file._to_bytes(recorded.profile)
+    return tuple(profile_file._to_bytes(*profile_file._contents(each)) for each in (recorded, recorded.profile))
 
 
 def recordings() -> tuple[bytes, ...]:

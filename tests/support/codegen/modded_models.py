@@ -55,7 +55,7 @@ class InPlace(nn.Module):
 
     def forward(self, x):
         x = x * self.linear(x) + x
-        return (x + x @ (x.transpose(1, 2) @ self.rank)).clamp_(max=2.0)
+        return (x + x @ (x.transpose(1, 2) @ self.rank)).abs_()
 
 class Relu(nn.Module):
     def __init__(self):
