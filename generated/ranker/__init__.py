@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "00fdf5bd878d2154e5fbf8d102c6bacea381c59b12524e7f207fe1a16d958192"
+STAMP = "43261e5bf22752feddf1504d4d85bbc558abafa71257b956810f922f0bde856d"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

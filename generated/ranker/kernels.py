@@ -27,7 +27,7 @@ from loka.kernels.chain_values import Chain, Launch, ScaledGemm, Stage, StageGem
 
 from . import fused
 
-STAMP = "00fdf5bd878d2154e5fbf8d102c6bacea381c59b12524e7f207fe1a16d958192"
+STAMP = "43261e5bf22752feddf1504d4d85bbc558abafa71257b956810f922f0bde856d"
 
 
 def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ Each class becomes the class of the modules that its docstring names: their para
 is the one below. `self.loka.counter_id(i)` is the number under which the i-th of their GEMM sites counts itself, and
 `counter_ids(i, j, ...)` are those of several. In mode "infer" the FP8 weights and scales of `loka_quantized` are kept,
 by site, and `self.loka_frozen(i)` gives them; in mode "train" it gives None, and each call quantizes the Parameter.
-`loka_one_copy` names the weights of which one FP8 copy is all that is read, by site, each with the kernel that makes
+`loka_gatherable` names the weights of which one FP8 copy is all that is read, by site, each with the kernel that makes
 it: FSDP can gather that copy (`Patch.gather_fp8`).
 """
 
@@ -20,7 +20,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "00fdf5bd878d2154e5fbf8d102c6bacea381c59b12524e7f207fe1a16d958192"
+STAMP = "43261e5bf22752feddf1504d4d85bbc558abafa71257b956810f922f0bde856d"
 
 
 class EmbedDense(dispatch.Bound):
@@ -51,7 +51,7 @@ class Layers(dispatch.Bound):
     layers.0.compress: M = 2097152 (128B), K = 16, N = 8; fprop, dgrad, wgrad in the model's dtype.
     """
 
-    loka_one_copy = ((2, "fmb.3.weight", "quantize_weights"), (3, "fmb.6.weight", "quantize_weights"))
+    loka_gatherable = ((2, "fmb.3.weight", "quantize_weights"), (3, "fmb.6.weight", "quantize_weights"))
 
     def loka_quantized(self) -> dict[int, tuple[Tensor, Tensor]]:
         return {2: kernels.e4m3_rowwise_pow2(self.fmb[3].weight), 3: kernels.e4m3_rowwise_pow2(self.fmb[6].weight)}
@@ -93,7 +93,7 @@ class Head(dispatch.Bound):
         with power-of-two scales by a transposed copy; wgrad in transposed copies, tensorwise.
     """
 
-    loka_one_copy = (
+    loka_gatherable = (
         (0, "mlp.0.weight", "quantize_weights"),
         (1, "mlp.3.weight", "quantize_weights"),
         (2, "mlp.6.weight", "quantize_weights"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "00fdf5bd878d2154e5fbf8d102c6bacea381c59b12524e7f207fe1a16d958192"
+STAMP = "43261e5bf22752feddf1504d4d85bbc558abafa71257b956810f922f0bde856d"
 
 
 @triton.jit

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 
 import pytest
 import torch
-from torch import multiprocessing
 
 from loka import dispatch
 from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
 from tests.support.processes import dispatch_workers as workers
+from tests.support.processes.ranks import results_of, start_ranks
 
 
 @pytest.fixture(scope="module")
@@ -20,20 +21,13 @@ def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     sharded = ("fsdp", "fsdp_blocks", "fsdp_slice", "fsdp_adapted", "fsdp_frozen", "fsdp_inlined", "fsdp_loops")
     names = ("ddp", "ddp_loops", *sharded, "unplanned", "guard_ddp", "guard_fsdp")
-    multiprocessing.spawn(workers.start, (str(folder), names), nprocs=workers.WORLD)
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(workers.WORLD)]
+    return start_ranks(workers.start, workers.WORLD, folder, names)
 
 
 @pytest.fixture
 def run(saved):
     """The results of one function, by rank."""
-
-    def result(name):
-        for ranks in saved:
-            assert not isinstance(ranks[name], str), ranks[name]
-        return [ranks[name] for ranks in saved]
-
-    return result
+    return partial(results_of, saved)
 
 
 def single_process(bind, model=None, parts=1):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
-from torch import multiprocessing
 
 import loka
 from loka.dispatch.shard.gathered_weight import GatheredWeight
@@ -12,9 +13,10 @@ from loka.errors import InputError
 from loka.kernels.chain_values import with_gathered
 from tests.support.models import sharded_models as models
 from tests.support.processes import gather_workers as workers
+from tests.support.processes.ranks import results_of, start_ranks
 
 PACKAGES = (
-    ("one_copy", "tower", ""),
+    ("gatherable", "tower", ""),
     ("mixed", "tower", models.MIXED),
     ("tied", "tied", ""),
     ("odd", "odd", models.PADDED),
@@ -35,20 +37,13 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def saved(folder):
     """What each process got from every function of gather_workers; starting them takes longest."""
-    multiprocessing.spawn(workers.start, (str(folder), workers.NAMES), nprocs=workers.WORLD)
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(workers.WORLD)]
+    return start_ranks(workers.start, workers.WORLD, folder, workers.NAMES)
 
 
 @pytest.fixture
 def run(saved):
     """The results of one function, by rank."""
-
-    def result(name):
-        for ranks in saved:
-            assert not isinstance(ranks[name], str) or "Traceback" not in ranks[name], ranks[name]
-        return [ranks[name] for ranks in saved]
-
-    return result
+    return partial(results_of, saved)
 
 
 @pytest.mark.slow
@@ -179,7 +174,7 @@ def test_a_gathered_weight_is_a_leaf_that_nothing_else_reads():
 
 def test_a_chain_of_gathered_weights(folder, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
-    kernels = workers.package("one_copy.kernels")
+    kernels = workers.package("gatherable.kernels")
     chain = kernels.BLOCKS()
     assert kernels.BLOCKS((True, False)) is kernels.BLOCKS((True, False))
     first, second = kernels.BLOCKS((True, False)).stages

@@ -31,7 +31,7 @@ from loka.plan.plan import PlannedBinding, SitePlan
 
 INDENT = 8
 
-OneCopy = tuple[int, str, str]  # a site, the path of its weight, and the kernel that quantizes it by row
+Gatherable = tuple[int, str, str]  # a site, the path of its weight, and the kernel that quantizes it by row
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class ForwardBody:
         self._note = ""
         self._returned = False  # the last statement's value, without a name of its own
         self._names = {_expression(name): name for name, _ in binding.shapes}
-        self._one_copy: list[OneCopy] = []
+        self._gatherable: list[Gatherable] = []
         self._write()
         for argument in self.arguments:
             self.imports |= statement_text.globals_of(argument.default) if argument.default is not None else set()
@@ -143,13 +143,13 @@ class ForwardBody:
         )
 
     @property
-    def one_copy(self) -> list[OneCopy]:
+    def gatherable(self) -> list[Gatherable]:
         """The weights of which the forward reads one FP8 copy alone."""
         reads = [ref.text for step in self._forward.statements for ref in step.operands]
-        chosen = [path for _, path, _ in self._one_copy]
+        chosen = [path for _, path, _ in self._gatherable]
         return [
             each
-            for each in self._one_copy
+            for each in self._gatherable
             if sum(_is_of(text, _expression(each[1])) for text in reads) == chosen.count(each[1])
         ]
 
@@ -230,7 +230,7 @@ class ForwardBody:
             gemm = site_call(self._forward, linears[place])
             bare = unpadded(gemm) if shape.stages[0].given and place == 0 else None
             path = self._names.get(text_of(gemm.weight if bare is None else bare.weight))
-            self._one_copy += [] if path is None else [(number, path, kernel)]
+            self._gatherable += [] if path is None else [(number, path, kernel)]
         of_modules = [[sites[number] for number in planned.sites] for sites in self._sites]
         function = self._kernels.chains.function(shape, layers(of_modules, self._fallback, self._sites[0]))
         code = self._called(function, arguments)

@@ -11,7 +11,7 @@ from loka.codegen.chains.chain_stages import ChainStages
 from loka.codegen.chains.static_operands import OPERANDS, StaticOperand, static_operand, without_maxima
 from loka.codegen.chains.static_operands import arguments as known_arguments
 from loka.codegen.layout import call, formatted, literal, tuple_of
-from loka.codegen.modules.forward_body import INDENT, ForwardBody, OneCopy, PackageKernels
+from loka.codegen.modules.forward_body import INDENT, ForwardBody, Gatherable, PackageKernels
 from loka.codegen.modules.linear_recipes import describe, site_recipe
 from loka.codegen.modules.signature import forward_header
 from loka.codegen.names import Names, class_name, layers, listed, shown, snake, wrapped
@@ -30,7 +30,7 @@ class ModuleView:
     body: tuple[str, ...]
     quantized: str = ""  # the FP8 weights by site, which mode "infer" keeps; "" if there are none
     known: tuple[str, ...] = ()  # the lines that declare operands with static scales
-    one_copy: tuple[str, ...] = ()  # the lines that declare weights of one FP8 copy
+    gatherable: tuple[str, ...] = ()  # the lines that declare weights of one FP8 copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,11 @@ class ModuleWriter:
         weight = or_frozen(0, "self.weight") if freezes else "self.weight"
         chained = recipe.operands.is_chain and fits(plan)
         known = chained and recipe.operands.is_static
-        one_copy: Sequence[OneCopy] = ()
+        gatherable: Sequence[Gatherable] = ()
         if chained:
             plain = without_maxima(recipe) if known else recipe
             shape = ChainShape((StageShape(plan.site.k, plan.site.n, bias is not None, plain),))
-            one_copy = [(0, "weight", kernel) for kernel in ChainStages(shape).weight_kernels()]
+            gatherable = [(0, "weight", kernel) for kernel in ChainStages(shape).weight_kernels()]
             found = layers(binding.sites, snake(name))
             kernel = self.kernels.chains.function(shape, found)
             static = known_arguments(0) if known else []
@@ -116,7 +116,7 @@ class ModuleWriter:
             (" " * INDENT + f"return {product}",),
             self._quantized(plans, {0: "self.weight"} if freezes else {}),
             _known_lines([static_operand(0, operand, recipe) for operand in OPERANDS] if known else ()),
-            _one_copy_lines(one_copy),
+            _gatherable_lines(gatherable),
         )
         return view, False
 
@@ -133,7 +133,7 @@ class ModuleWriter:
             tuple(body.lines),
             self._quantized(plans, body.freezable),
             _known_lines([static_operand(*place, site_recipe(plans[place[0]])) for place in body.known]),
-            _one_copy_lines(body.one_copy),
+            _gatherable_lines(body.gatherable),
         )
         return view, body.fuses
 
@@ -179,10 +179,10 @@ def _known_lines(found: Sequence[StaticOperand]) -> tuple[str, ...]:
     return (f"    loka_known = {tuple_of(made)}",)
 
 
-def _one_copy_lines(found: Sequence[OneCopy]) -> tuple[str, ...]:
-    """`loka_one_copy = ((0, "0.weight", "quantize_weights"), ...)`: the weights of which one FP8 copy is read."""
+def _gatherable_lines(found: Sequence[Gatherable]) -> tuple[str, ...]:
+    """`loka_gatherable = ((0, "0.weight", "quantize_weights"), ...)`: the weights of which one FP8 copy is read."""
     made = [tuple_of(list(map(literal, each))) for each in found]
-    return (f"    loka_one_copy = {tuple_of(made)}",) if made else ()
+    return (f"    loka_gatherable = {tuple_of(made)}",) if made else ()
 
 
 def _decisions(plan: SitePlan) -> tuple[object, ...]:

@@ -44,17 +44,17 @@ class Gathered:
     """A weight that FSDP gathers in FP8, by hooks on this rank's part of it."""
 
     site: str
-    of_fsdp: Any  # FSDP's own view of the parameter
+    fsdp_param: Any  # FSDP's own view of the parameter
     hooked: Any  # the part
 
     @property
     def is_lost(self) -> bool:
         """True if the parameter got another part since, which has no hooks: it was cast, moved or assigned."""
-        return self.of_fsdp.sharded_param._local_tensor is not self.hooked
+        return self.fsdp_param.sharded_param._local_tensor is not self.hooked
 
     def hook_again(self) -> bool:
         """Put the hooks on another tensor of the same numbers, which a cast to the same dtype makes; False if moved."""
-        now, before = self.of_fsdp.sharded_param._local_tensor, self.hooked
+        now, before = self.fsdp_param.sharded_param._local_tensor, self.hooked
         if now is not before and (now.data_ptr() != before.data_ptr() or not same_kind(now, before)):
             return False
         now.fsdp_pre_all_gather, now.fsdp_post_all_gather = before.fsdp_pre_all_gather, before.fsdp_post_all_gather
@@ -112,7 +112,7 @@ class Bound(nn.Module):
     loka: CallCounters
     loka_known: tuple[StaticScale, ...] = ()  # operands with static scales, which are buffers of the module
     # Site, path of its weight, and the kernel of `fused` that makes the one FP8 copy that its forward reads.
-    loka_one_copy: tuple[tuple[int, str, str], ...] = ()
+    loka_gatherable: tuple[tuple[int, str, str], ...] = ()
 
     # Set on each derived class by `derive`.
     loka_generated: type[Bound]

@@ -64,27 +64,27 @@ def _ratio(now: int, before: int) -> str:
 class _Sharded:
     """A parameter of a unit, as FSDP2 keeps it."""
 
-    of_fsdp: Any  # an FSDPParam
+    fsdp_param: Any  # an FSDPParam
     group: Any  # its FSDPParamGroup
 
     @property
     def places(self) -> list[Place]:
         """Where modules have it: several places if it is tied."""
-        info = self.of_fsdp._module_info
+        info = self.fsdp_param._module_info
         others = zip(map(id, info.shared_modules), info.shared_param_names, strict=True)
         return [(id(info.module), info.param_name), *others]
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the gathered parameter."""
-        parameter: Tensor = self.of_fsdp.sharded_param
+        parameter: Tensor = self.fsdp_param.sharded_param
         dtype: torch.dtype | None = self.group.mp_policy.param_dtype
         return dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
 
     @property
     def local(self) -> Tensor:
         """This rank's part."""
-        part: Tensor = self.of_fsdp.sharded_param._local_tensor
+        part: Tensor = self.fsdp_param.sharded_param._local_tensor
         return part
 
     @property
@@ -95,12 +95,12 @@ class _Sharded:
     @property
     def rows(self) -> int:
         """Those of all ranks' parts, which are equally large."""
-        return self.ranks * int(self.of_fsdp.padded_sharded_param_size[0])
+        return self.ranks * int(self.fsdp_param.padded_sharded_param_size[0])
 
     @property
     def nbytes(self) -> int:
         """Bytes of an all-gather in its dtype, padding included."""
-        return self.ranks * int(self.of_fsdp.padded_sharded_param_size.numel()) * self.dtype.itemsize
+        return self.ranks * int(self.fsdp_param.padded_sharded_param_size.numel()) * self.dtype.itemsize
 
     @property
     def is_resharded_to_some(self) -> bool:
@@ -113,14 +113,14 @@ class _Sharded:
         """The reason why hooks cannot gather it."""
         from torch.distributed.tensor import Replicate, Shard
 
-        if getattr(self.of_fsdp, "is_dtensor", False):
+        if getattr(self.fsdp_param, "is_dtensor", False):
             return "its parameter is a DTensor of other parallelism too"
-        *outer, inner = self.of_fsdp.sharded_param.placements
+        *outer, inner = self.fsdp_param.sharded_param.placements
         if inner != Shard(0) or any(each != Replicate() for each in outer):
             return "it is not split along its rows"
         if self.ranks == 1:
             return "one rank has all of it"
-        if self.of_fsdp.offload_to_cpu:
+        if self.fsdp_param.offload_to_cpu:
             return "it is offloaded to the CPU, which FSDP's hooks do not support"
         return None
 
@@ -134,17 +134,17 @@ def gather_fp8(package: str, root: nn.Module, bound: Sequence[tuple[BoundModule,
         raise BindError(f"{package}: no parameter of this model is sharded: fully_shard first, then gather_fp8")
     at = {place: each for each in parameters for place in each.places}
     # A parameter that modules share is read under one name; by the others in children whose forwards are not called.
-    read = {_place(module, path) for _, module in bound for _, path, _ in module.loka_one_copy}
+    read = {_place(module, path) for _, module in bound for _, path, _ in module.loka_gatherable}
     uncalled = {id(module.get_submodule(path)) for _, module in bound for path in module.loka.binding.inlined}
     sites: dict[str, tuple[Bound, _Sharded, str]] = {}
     kept: list[tuple[str, str]] = []
     for each, module in bound:
-        one_copy = {index: (path, kernel) for index, path, kernel in module.loka_one_copy}
+        gatherable = {index: (path, kernel) for index, path, kernel in module.loka_gatherable}
         for index, site in enumerate(each.counters.sites):
-            if index not in one_copy:
+            if index not in gatherable:
                 kept += [(site, _COPIES)] if "fprop" in each.counters.planned(index) else []
                 continue
-            path, kernel = one_copy[index]
+            path, kernel = gatherable[index]
             found = at.get(_place(module, path))
             if found is None:
                 kept.append((site, "it is not sharded by fully_shard"))
@@ -157,7 +157,7 @@ def gather_fp8(package: str, root: nn.Module, bound: Sequence[tuple[BoundModule,
     columns = {id(found): _hook(found, _quantizer(module, kernel)) for module, found, kernel in sites.values()}
     for each, _ in bound:
         chosen = [(site, sites[site][1]) for site in each.counters.sites if site in sites]
-        each.counters.gathered = tuple(Gathered(site, found.of_fsdp, found.local) for site, found in chosen)
+        each.counters.gathered = tuple(Gathered(site, found.fsdp_param, found.local) for site, found in chosen)
     in_fp8 = [each for each in parameters if id(each) in columns]
     of_weights = sum(each.rows * (columns[id(each)] + _SCALE_BYTES) for each in in_fp8)
     of_weights_before, before = (sum(each.nbytes for each in some) for some in (in_fp8, parameters))
@@ -175,12 +175,12 @@ def _reason(package: str, site: str, found: _Sharded) -> str | None:
             f"{package}: {site}: FSDP2 cannot gather FP8 with a number of ranks as reshard_after_forward: give "
             "fully_shard reshard_after_forward=True or False"
         )
-    if hasattr(found.of_fsdp, "_unsharded_param"):
+    if hasattr(found.fsdp_param, "_unsharded_param"):
         raise BindError(
             f"{package}: {site}: FSDP has gathered the weight before, and keeps to that form: call gather_fp8 after "
             "fully_shard and before the first forward"
         )
-    if found.of_fsdp.sharded_param.is_meta:
+    if found.fsdp_param.sharded_param.is_meta:
         raise BindError(
             f"{package}: {site}: the weight is on the meta device: give it values (to_empty), then gather_fp8"
         )
@@ -215,7 +215,7 @@ def _quantizer(module: Bound, kernel: str) -> Callable[[Tensor], Sequence[Tensor
 def _hook(found: _Sharded, quantize: Callable[[Tensor], Sequence[Tensor]]) -> int:
     """Set both hooks on the local part of a parameter; returns the number of columns of its FP8 values."""
     local: Any = found.local
-    size, dtype = tuple(found.of_fsdp.sharded_param.shape), found.dtype
+    size, dtype = tuple(found.fsdp_param.sharded_param.shape), found.dtype
 
     def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
         values, scale, *_ = quantize(rows.to(dtype))

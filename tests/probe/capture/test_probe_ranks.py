@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 
 import pytest
 import torch
-from torch import multiprocessing
 
 import loka
 from loka.probe.profile import profile_file
 from loka.probe.stats.merge import merge_sites
 from tests.support.models import probe_models as models
 from tests.support.processes import probe_workers as workers
+from tests.support.processes.ranks import results_of, start_ranks
 
 NAMES = ("merged", "disagreeing", "ddp", "compiled", "fully_sharded")
 
@@ -33,20 +33,13 @@ def plain_policy(folder):
 @pytest.fixture(scope="module")
 def saved(folder, plain_policy):
     """What each process got from every function of probe_workers; starting them takes longest."""
-    multiprocessing.spawn(workers.start, (str(folder), str(plain_policy), NAMES), nprocs=workers.WORLD)
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(workers.WORLD)]
+    return start_ranks(workers.start, workers.WORLD, folder, str(plain_policy), NAMES)
 
 
 @pytest.fixture
 def run(saved):
     """The results of one function, by rank."""
-
-    def result(name):
-        for ranks in saved:
-            assert not isinstance(ranks[name], str) or "Traceback" not in ranks[name], ranks[name]
-        return [ranks[name] for ranks in saved]
-
-    return result
+    return partial(results_of, saved)
 
 
 def assert_same(one, other, rtol=1e-12):

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-import traceback
 import warnings
-from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable import replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -30,26 +24,15 @@ from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
 from tests.support.models.growing_models import Experts, inputs
 from tests.support.processes.guard_workers import guard_ddp, guard_fsdp  # noqa: F401 - found by name
+from tests.support.processes.ranks import run_rank
 
 WORLD = 2
 BINDINGS = sample.MLP
 
 
 def start(rank, folder, names):
-    """Join the group, run the functions of these names, save what each returns or why it failed."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)
-    )
-    results = {}
-    for name in names:
-        try:
-            results[name] = getattr(sys.modules[__name__], name)(rank)
-        except Exception:  # noqa: BLE001 - reported by the test, with its traceback
-            results[name] = traceback.format_exc()
-    torch.save(results, Path(folder) / f"{rank}.pt")
-    gc.collect()  # where a reducer is the last to hold the group, freeing it can wait for ever
-    dist.destroy_process_group()
+    """Run the functions of these names as one rank."""
+    run_rank(globals(), names, rank, WORLD, folder)
 
 
 def batch(rank):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
-import traceback
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -24,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from loka.dispatch import BindError, VerifyError
 from loka.errors import InputError
 from tests.support.models import sharded_models as models
+from tests.support.processes.ranks import run_rank
 
 WORLD = 4
 NAMES = (
@@ -43,23 +41,13 @@ NAMES = (
 
 
 def start(rank, folder, names):
-    """Join the group, run the functions of these names, save what each returns or why it failed."""
-    torch.set_num_threads(1)
+    """Run the functions of these names as one rank."""
     sys.path.insert(0, folder)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=timedelta(seconds=120)
-    )
-    pairs = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    results = {}
-    for name in names:
-        try:
-            results[name] = getattr(sys.modules[__name__], name)(rank, pairs, Path(folder))
-        except (Exception, pytest.fail.Exception):  # noqa: BLE001 - reported by the test, with its traceback
-            results[name] = traceback.format_exc()
-        dist.barrier()
-    torch.save(results, Path(folder) / f"{rank}.pt")
-    gc.collect()
-    dist.destroy_process_group()
+
+    def arguments():
+        return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")), Path(folder)
+
+    run_rank(globals(), names, rank, WORLD, folder, arguments, 120)
 
 
 class Gathered(TorchDispatchMode):
@@ -85,7 +73,7 @@ def batch(rank, rows=16):
     return torch.randn(rows, models.WIDTH, generator=generator)
 
 
-def sharded(mesh, fp8, name="one_copy", first="apply", units=True, **options):
+def sharded(mesh, fp8, name="gatherable", first="apply", units=True, **options):
     """A bound and sharded tower, its patch, and the report of gather_fp8 if `fp8`."""
     model = models.tower()
     patch = package(name).apply(model) if first == "apply" else None
@@ -125,7 +113,7 @@ def differences(one, other):
     return [name for name in one if not torch.equal(one[name], other[name])]
 
 
-def unsharded(rank, mesh, name="one_copy"):
+def unsharded(rank, mesh, name="gatherable"):
     """The loss, the result and the gradients of one step of the bound model on this rank's rows; means of the mesh."""
     model = models.tower()
     package(name).apply(model)
@@ -263,9 +251,9 @@ def units(rank, pairs, folder):
     model = models.tower()
     fully_shard(model.blocks[0].up, mesh=mesh)
     with pytest.raises(BindError) as before:
-        package("one_copy").apply(model)
+        package("gatherable").apply(model)
     model = models.tower()
-    patch = package("one_copy").apply(model)
+    patch = package("gatherable").apply(model)
     fully_shard(model.blocks[0].up, mesh=mesh)
     with pytest.raises(InputError) as step:
         model(batch(rank))
@@ -274,28 +262,28 @@ def units(rank, pairs, folder):
     return differences(*results), str(report), str(before.value), (str(verified.value), str(step.value))
 
 
-def tied(rank, pairs, folder):
-    """A weight of two linears in one generated forward, and one of a linear in it and of another module."""
+def both_ways(name, build, rank, pairs):
+    """How a model that is one unit differs if it gathers FP8, and the report of gather_fp8."""
     results, report = [], None
     for fp8 in (False, True):
-        model = models.tied()
-        patch = package("tied").apply(model)
+        model = build()
+        patch = package(name).apply(model)
         fully_shard(model, mesh=pairs["shard"])
         report = patch.gather_fp8() if fp8 else None
         results.append(trained(model, batch(rank)))
-    return differences(*results), str(report)
+    return differences(*results), report
+
+
+def tied(rank, pairs, folder):
+    """A weight of two linears in one generated forward, and one of a linear in it and of another module."""
+    found, report = both_ways("tied", models.tied, rank, pairs)
+    return found, str(report)
 
 
 def odd(rank, pairs, folder):
     """A weight whose columns are padded, and one whose Parameter is read twice, once by its columns."""
-    results, report = [], None
-    for fp8 in (False, True):
-        model = models.odd()
-        patch = package("odd").apply(model)
-        fully_shard(model, mesh=pairs["shard"])
-        report = patch.gather_fp8() if fp8 else None
-        results.append(trained(model, batch(rank)))
-    return differences(*results), str(report), (report.weight_bytes, report.weight_bytes_before)
+    found, report = both_ways("odd", models.odd, rank, pairs)
+    return found, str(report), (report.weight_bytes, report.weight_bytes_before)
 
 
 def refused(rank, pairs, folder):
@@ -308,7 +296,7 @@ def refused(rank, pairs, folder):
         messages[name] = str(caught.value)
 
     model = models.tower()
-    patch = package("one_copy").apply(model)
+    patch = package("gatherable").apply(model)
     message("not sharded", patch.gather_fp8)
     fully_shard(model, mesh=mesh)
     model(batch(rank))
@@ -316,7 +304,7 @@ def refused(rank, pairs, folder):
     everyone = init_device_mesh("cpu", (WORLD,))
     message("number", lambda: sharded(everyone, True, reshard_after_forward=2))
     model = models.tower().eval()
-    frozen = package("one_copy").apply(model, mode="infer")
+    frozen = package("gatherable").apply(model, mode="infer")
     fully_shard(model, mesh=mesh)
     message("infer", frozen.gather_fp8)
     model, patch, _ = sharded(mesh, True)
@@ -328,12 +316,12 @@ def refused(rank, pairs, folder):
     messages["alone"] = str(sharded(DeviceMesh("cpu", [rank], _init_backend=True), True)[2])
     messages["columns"] = str(sharded(mesh, True, shard_placement_fn=lambda parameter: Shard(parameter.dim() - 1))[2])
     model = models.tower()
-    patch = package("one_copy").apply(model)
+    patch = package("gatherable").apply(model)
     fully_shard(model.blocks[0], mesh=mesh)
     messages["partly"] = str(patch.gather_fp8())
     with torch.device("meta"):
         model = models.tower()
-    patch = package("one_copy").apply(model)
+    patch = package("gatherable").apply(model)
     fully_shard(model, mesh=mesh)
     message("meta", patch.gather_fp8)
     return messages

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-import traceback
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -18,6 +14,7 @@ from loka.errors import InputError
 from loka.probe.stats.merge import merge_across
 from tests.support.learned_stats import site_of
 from tests.support.models import probe_models as models
+from tests.support.processes.ranks import run_rank
 
 WORLD = 3
 ROWS = (40, 200, 7)
@@ -25,20 +22,8 @@ SHAPES = (("narrow", 24, 16), ("wide", 600, 8))
 
 
 def start(rank, folder, policy, names):
-    """Join the group, run the functions of these names, save what each returns or why it failed."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)
-    )
-    results = {}
-    for name in names:
-        try:
-            results[name] = getattr(sys.modules[__name__], name)(rank, folder, policy)
-        except Exception:  # noqa: BLE001 - reported by the test, with its traceback
-            results[name] = traceback.format_exc()
-    torch.save(results, Path(folder) / f"{rank}.pt")
-    gc.collect()  # where a reducer is the last to hold the group, freeing it can wait for ever
-    dist.destroy_process_group()
+    """Run the functions of these names as one rank."""
+    run_rank(globals(), names, rank, WORLD, folder, lambda: (folder, policy))
 
 
 def rows_of(rank, k, n):
