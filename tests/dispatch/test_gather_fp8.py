@@ -21,6 +21,7 @@ PACKAGES = (
     ("tied", "tied", ""),
     ("odd", "odd", models.PADDED),
     ("units", "tower", models.UNITS),
+    ("recipes", "tower_of_recipes", models.RECIPES),
 )
 
 
@@ -146,11 +147,23 @@ def test_what_is_refused(run, case, words):
 
 
 @pytest.mark.slow
-def test_checkpoints_are_those_of_the_model(run):
-    for same_names, apart, same in run("saved"):
-        assert same_names
-        assert apart == []
-        assert same
+def test_a_resumed_job_is_the_one_that_was_not_interrupted(run):
+    for found in run("resumed"):
+        for kind, (apart, losses, guards, trained, report) in found.items():
+            assert apart == [], kind
+            assert losses
+            assert guards
+            assert trained > 60
+            assert kind != "gathered in FP8" or "FP8 all-gather: 2 of 8 FP8 weights" in report
+
+
+@pytest.mark.slow
+def test_checkpoints_of_four_ranks_load_on_two_and_on_one(run):
+    for found in run("loaded"):
+        assert len(found) == 5
+        for (_, source, kind), (apart, same) in found.items():
+            assert apart == [], (source, kind)
+            assert same is ((source == "unbound") is (kind == "unbound")), (source, kind)
 
 
 @pytest.mark.slow

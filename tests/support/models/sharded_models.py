@@ -23,6 +23,16 @@ MIXED = """\
     power_of_two: false
     requantize_transpose: false
 """
+RECIPES = """\
+  - {match: "blocks.1.*", scaling: tensorwise, requantize_transpose: false}
+  - {match: "blocks.2.*", scaling: blockwise, requantize_transpose: false}
+  - match: "blocks.3.*"
+    scaling: tensorwise
+    requantize_transpose: false
+    fprop: {input: {range: static, amax: 8}}
+    dgrad: {grad_output: {range: static, amax: 0.001}}
+    wgrad: {input: {range: static, amax: 8}, grad_output: {range: static, amax: 0.001}}
+"""
 UNITS = "units: ['*.norm', '*.down']"
 PADDED = "mods: [{use: pad_alignment, to: 16}]"
 WIDTH = 128
@@ -43,10 +53,10 @@ class Block(nn.Module):
 class Tower(nn.Module):
     """Blocks and a head of one column."""
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: int = 2) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.blocks = nn.ModuleList([Block(), Block()])
+        self.blocks = nn.ModuleList([Block() for _ in range(blocks)])
         self.head = nn.Linear(WIDTH, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -91,6 +101,11 @@ def odd() -> Odd:
 
 def tower() -> Tower:
     return Tower()
+
+
+def tower_of_recipes() -> Tower:
+    """A block for each recipe of RECIPES."""
+    return Tower(4)
 
 
 def tied() -> Tied:

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch._dynamo.utils import counters
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
@@ -21,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from loka.dispatch import BindError, VerifyError
 from loka.errors import InputError
 from tests.support.models import sharded_models as models
+from tests.support.processes.checkpoint_workers import differences, loaded, resumed  # noqa: F401 - found by name
 from tests.support.processes.ranks import run_rank
 
 WORLD = 4
@@ -35,7 +34,8 @@ NAMES = (
     "tied",
     "odd",
     "refused",
-    "saved",
+    "resumed",
+    "loaded",
     "moved",
 )
 
@@ -105,12 +105,6 @@ def whole(model):
         for kind, tensor in (("grad", parameter.grad), ("weight", parameter.detach())):
             found[f"{kind} {name}"] = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
     return found
-
-
-def differences(one, other):
-    """Names of the values that are not the same to the bit."""
-    assert list(one) == list(other)
-    return [name for name in one if not torch.equal(one[name], other[name])]
 
 
 def unsharded(rank, mesh, name="gatherable"):
@@ -325,28 +319,6 @@ def refused(rank, pairs, folder):
     fully_shard(model, mesh=mesh)
     message("meta", patch.gather_fp8)
     return messages
-
-
-def saved(rank, pairs, folder):
-    """A checkpoint of two ranks that gather in FP8, and its state_dict; one rank loads it."""
-    mesh = pairs["shard"]
-    model, _, _ = sharded(mesh, True)
-    trained(model, batch(rank))
-    plain = {key: value.full_tensor() for key, value in model.state_dict().items()}
-    state = get_model_state_dict(model)
-    torch.save(model.state_dict(), folder / f"state_{rank}.pt")
-    torch.load(folder / f"state_{rank}.pt", weights_only=False)
-    checkpoint_id = str(folder / f"checkpoint_{rank // 2}")
-    dcp.save({"model": state}, checkpoint_id=checkpoint_id, process_group=mesh.get_group())
-    alone = models.tower()
-    loaded = {"model": alone.state_dict()}
-    dcp.load(loaded, checkpoint_id=checkpoint_id, no_dist=True)
-    alone.load_state_dict(loaded["model"])
-    again, _, _ = sharded(mesh, True)
-    trained(again, batch(rank), steps=1)
-    again.load_state_dict(model.state_dict())
-    same = torch.equal(again(batch(rank)), model(batch(rank)))
-    return list(plain) == list(alone.state_dict()), differences(plain, dict(alone.state_dict())), same
 
 
 def moved(rank, pairs, folder):
