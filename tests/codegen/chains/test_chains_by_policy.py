@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from types import ModuleType, SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from loka.errors import InputError
 from loka.zoo import small_ranker
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen.policy_packages import Make, ranker_step
+from tests.support.exact_numbers import check_exact_numbers
+from tests.support.models import sum_models
 
 FP8 = "compute: fp8, scaling: rowwise, power_of_two: true, requantize_transpose: true"
 STATIC = (
@@ -147,3 +151,23 @@ def test_transposed_is_refused_with_what_to_write_instead(make: Make) -> None:
 def test_a_static_range_without_a_maximum_is_an_error_at_its_place(make: Make) -> None:
     with pytest.raises(InputError, match=r"policy\.yaml:4:\d+: .*range: static needs a maximum"):
         make("gen_known_without", "compute: fp8, scaling: tensorwise, fprop: {input: {range: static}}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "chain"), [("swiglu", "# from up, down"), ("masked", "# from first, second, linear, norm")]
+)
+def test_a_gate_is_part_of_the_chain_that_it_multiplies(name: str, chain: str, package: Make) -> None:
+    text = (
+        f'version: 1\nname: gate\nmodel: {{factory: "tests.support.models.sum_models:{name}", inputs: '
+        f'"tests.support.models.sum_models:rows_of_128", batch_size: 64}}\nmods: {{auto: false}}\n'
+        f"defaults: {{{FP8}, fuse: always}}\n"
+    )
+    plan, files, made = package(f"gen_gate_{name}", text)
+    assert plan.share_fp8 == 1.0
+    assert f"{chain}\n" in files["modules.py"]
+    own = getattr(sum_models, name)()
+    bound = copy.deepcopy(own)
+    with made.apply(bound) as patch:
+        check_exact_numbers(own, bound, cast(ModuleType, SimpleNamespace(example_inputs=sum_models.rows_of_128)))
+        patch.verify()

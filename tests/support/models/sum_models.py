@@ -117,3 +117,45 @@ class Broadcast(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x) * x.mean(-1, keepdim=True)
         return self.second(y) + x.sum(0)
+
+
+class SwiGlu(nn.Module):
+    """down(silu(gate(x)) * up(x)) + x: rows (M, 128) -> (M, 128)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = (nn.Linear(128, 256, bias=False) for _ in range(2))
+        self.down = nn.Linear(256, 128, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = F.silu(self.gate(x))
+        out: Tensor = self.down(gate * self.up(x)) + x
+        return out
+
+
+class Masked(nn.Module):
+    """relu(norm(linear(x * mask(x)))), the mask by an MLP: rows (M, 128) -> (M, 64)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.linear = nn.Linear(128, 256), nn.Linear(256, 128), nn.Linear(128, 64)
+        self.norm = nn.LayerNorm(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = self.second(F.relu(self.first(x)))
+        return torch.relu(self.norm(self.linear(x * mask)))
+
+
+def swiglu() -> nn.Module:
+    """As a model's factory."""
+    return nn.Sequential(SwiGlu())
+
+
+def masked() -> nn.Module:
+    """As a model's factory."""
+    return nn.Sequential(Masked())
+
+
+def rows_of_128(batch: int) -> tuple[Tensor]:
+    """Inputs of both."""
+    return (torch.randn(batch, 128),)
