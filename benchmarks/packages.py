@@ -63,8 +63,8 @@ class StudyWorkshop(Workshop):
         """Make a subject importable; returns its factory and its inputs as "module:name"."""
         module = f"loka_bench_{subject.name}"
         self.write(f"{module}.py", subject.source)
-        self.announce(module)
-        return f"{module}:build", f"{module}:inputs"
+        full = self.announce(module)
+        return f"{full}:build", f"{full}:inputs"
 
     def make(self, subject: Subject, variant: Variant, learn: Learn | None = None) -> BuiltPackage:
         """Generate `variant`'s package for `subject`; `learn` returns the profile of a variant with static scales.
@@ -73,7 +73,7 @@ class StudyWorkshop(Workshop):
         and if nothing is replaced, since the unchanged model would be measured under another name.
         """
         factory, inputs = self.add(subject)
-        name = f"{factory.partition(':')[0]}_{variant.name.replace('-', '_')}"
+        name = f"loka_bench_{subject.name}_{variant.name.replace('-', '_')}"
         text = POLICY.format(
             name=name,
             target=device_here().name,

@@ -28,22 +28,26 @@ KEEP_AND_FUSE: Mapping[str, Any] = {"match": "*", "compute": "keep", "fuse": "al
 class Workshop:
     """Context manager: a temporary folder that packages are generated into and imported from.
 
-    With `folder`, that of another process' Workshop: its packages are imported as they are, and it stays.
+    The folder is a package itself, whose name no other Workshop has: Dynamo takes two modules of one name in a process
+    for an error. With `folder`, that of another process' Workshop: its packages are imported as they are, and it stays.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._own = tempfile.TemporaryDirectory(prefix="loka-bench-") if folder is None else None
-        self.folder = Path(self._own.name) if self._own is not None else Path(folder or "")
-        self._imported: list[str] = []
+        self._own: tempfile.TemporaryDirectory[str] | None = None
+        if folder is None:
+            self._own = tempfile.TemporaryDirectory(prefix="loka_bench_")
+            outer = Path(self._own.name)
+            folder = outer / outer.name
+            folder.mkdir()
+        self.folder = folder
 
     def __enter__(self) -> Self:
-        sys.path.insert(0, str(self.folder))
+        sys.path.insert(0, str(self.folder.parent))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        sys.path.remove(str(self.folder))
-        for name in self._imported:
-            _forget(name)
+        sys.path.remove(str(self.folder.parent))
+        _forget(self.folder.name)
         if self._own is not None:
             self._own.cleanup()
 
@@ -63,8 +67,7 @@ class Workshop:
         """Generate and import the package of a plan; its name must be new in the folder, if that is ours."""
         if self._own is not None:
             write_package(render_package(plan), self.folder / plan.name)
-        self.announce(plan.name)
-        return importlib.import_module(plan.name)
+        return importlib.import_module(self.announce(plan.name))
 
     def kernels(self, specs: Iterable[AnySpec] = ()) -> ModuleType:
         """The module of these specs' operators, as in a package; in another process' folder, the one that is there."""
@@ -75,14 +78,14 @@ class Workshop:
             files = render_files(kernels, templates, "loka bench kernels")
             for file, text in {**files, "__init__.py": ""}.items():
                 self.write(f"{KERNELS}/{file}", text)
-        self.announce(KERNELS)
-        return importlib.import_module(f"{KERNELS}.{OPERATORS_FILE.removesuffix('.py')}")
+        return importlib.import_module(f"{self.announce(KERNELS)}.{OPERATORS_FILE.removesuffix('.py')}")
 
-    def announce(self, name: str) -> None:
-        """Note that a module of that name is now in the folder, and drop an earlier import of the name."""
-        _forget(name)
-        self._imported.append(name)
+    def announce(self, name: str) -> str:
+        """The full name of a module that is now in the folder; an earlier import of it is dropped."""
+        full = f"{self.folder.name}.{name}"
+        _forget(full)
         importlib.invalidate_caches()
+        return full
 
 
 def _forget(name: str) -> None:

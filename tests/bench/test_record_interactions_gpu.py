@@ -17,8 +17,7 @@ pytestmark = [*ON_HOPPER, pytest.mark.timing]
 
 
 def test_interactions_are_measured_on_a_gpu() -> None:
-    forms = (FORMS[0], FORMS[2], FORMS[5])
-    parts = [part for form, d in forms for kernel in (RENDERED, COMPILED) for part in parts_of(form, 4096, d, kernel)]
+    parts = [part for form, d in FORMS for kernel in (RENDERED, COMPILED) for part in parts_of(form, 4096, d, kernel)]
     with Workshop() as workshop:
         prepare, clock = all_parts(workshop.kernels(rendered(parts))), GraphClock()
         compile_ahead(parts, workshop.folder, 2, print)

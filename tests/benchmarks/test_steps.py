@@ -244,7 +244,10 @@ def test_a_workshop_leaves_nothing_behind() -> None:
     path = list(sys.path)
     with StudyWorkshop() as made:
         factory, inputs = made.add(SUBJECT)
-        assert (factory, inputs) == ("loka_bench_small:build", "loka_bench_small:inputs")
+        assert (factory, inputs) == (
+            f"{made.folder.name}.loka_bench_small:build",
+            f"{made.folder.name}.loka_bench_small:inputs",
+        )
         package = made.make(SUBJECT, BY_NAME["loka-fp8"]).package
         assert sys.modules[package.__name__] is package
     assert sys.path == path
