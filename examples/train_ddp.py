@@ -31,6 +31,7 @@ def main(steps: int) -> None:
     torch.manual_seed(0)
     model = ranker.build().to(device)
     patch = fp8.apply(model)  # before or after DDP: apply looks inside
+    patch.verify_ranks()  # on every rank: all of them have the same package
     parallel = DistributedDataParallel(model)
     compiled = torch.compile(parallel)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -32,10 +32,14 @@ from loka.dispatch.keep_sites import chosen_modules
 from loka.dispatch.nonfinite import NonFiniteTrace
 from loka.dispatch.ranges import named_ranges
 from loka.dispatch.shard.gather import LOST, Gathering, gather_fp8
+from loka.dispatch.shard.ranks import Ranks, require_same
 from loka.dispatch.static_scales import Overflow, clear_overflow_stats, give_back_to_ddp, names_in, overflows
 from loka.dispatch.verification import idle_reason, overflow_advice, uncalled_reason, unplanned_kernels
 from loka.kernels import call_counters
 from loka.mods.structure import plain_name
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 GEMMS = ("fprop", "dgrad", "wgrad")  # in the order of their counter ids
 
@@ -253,10 +257,21 @@ class Patch:
         called with, if that holds the bound model.
 
         Afterwards modules cannot run by their own forwards: `keep` and guards raise. Raises BindError if no parameter
-        is sharded, FSDP has gathered one before, `reshard_after_forward` is a number, or in mode "infer".
+        is sharded, FSDP has gathered one before, `reshard_after_forward` is a number, in mode "infer", or as
+        `verify_ranks` does.
         """
         self._require_bound("gather in FP8")
         return gather_fp8(self._package, self._root if model is None else model, self._here())
+
+    def verify_ranks(self, group: ProcessGroup | None = None) -> None:
+        """Raise BindError on every rank unless all ranks of `group`, or all, have bound the same; collective.
+
+        The same: one generation of the package, the mode, the sites that run in FP8. The error says which rank has
+        what. Call it on every rank, after `apply`; `gather_fp8` does it among the ranks that gather together, and a
+        guard does. No effect without torch.distributed.
+        """
+        self._require_bound("compare")
+        require_same(self._package, self._here(), Ranks(group))
 
     def remove(self) -> None:
         """Give every module its own class and forward back; a second call does nothing.

@@ -172,6 +172,22 @@ def test_moved_and_assigned_weights(run):
         assert "blocks.0.up, blocks.0.down: the model was moved or cast after gather_fp8" in message
 
 
+@pytest.mark.slow
+def test_every_rank_is_told_which_rank_has_bound_something_else(run):
+    for messages, (one, other) in run("different"):
+        train, infer = f"generation {one} in mode train", f"generation {one} in mode infer"
+        head, *lines = messages["package"].splitlines()
+        assert "ranks that train together have bound different things: give all of them" in head
+        assert [line.strip(" -") for line in lines] == [
+            f"ranks 0, 2, 3: {train}",
+            f"rank 1: generation {other} in mode train",
+        ]
+        lines = [line.strip(" -") for line in messages["mode and sites"].splitlines()[1:]]
+        kept = "without 'blocks.1.up', 'blocks.1.down'"
+        assert lines == [f"ranks 0, 1: {train}", f"rank 2: {train}, {kept}", f"rank 3: {infer}"]
+        assert f"rank 0: generation {other} in mode train" in messages["guard"]
+
+
 def test_a_gathered_weight_is_a_leaf_that_nothing_else_reads():
     fp8 = torch.zeros(4, 16).to(torch.float8_e4m3fn)
     weight = torch.nn.Parameter(GatheredWeight(fp8, torch.ones(4, 1), (4, 13), torch.bfloat16))

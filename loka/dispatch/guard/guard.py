@@ -18,11 +18,11 @@ from loka.dispatch.bind.wrappers import ClosedWrapperError, unwrap
 from loka.dispatch.bound_state import BoundModule
 from loka.dispatch.dispatch_errors import BindError
 from loka.dispatch.guard.nonfinite_layer import first_nonfinite
-from loka.dispatch.guard.ranks import Ranks
 from loka.dispatch.guard.runs import Fp8Run, OwnRun, undisturbed
 from loka.dispatch.guard.saved_state import OTHER_STATE, SavedModule, read_state
 from loka.dispatch.guard.verdicts import Fault, Judge, Norms, Past, promises, read
 from loka.dispatch.patch import Patch
+from loka.dispatch.shard.ranks import Ranks
 from loka.errors import InputError
 
 if TYPE_CHECKING:
@@ -130,8 +130,8 @@ class Guard:
     replays a CUDA graph of its own has to capture it again after a step that returns an event; with torch.compile
     nothing is to be done, but more than eight combinations are more than its `recompile_limit`.
 
-    With DDP and FSDP2 all ranks have to call `step` alike; they check the same steps, on batches of their own, and
-    decide together. Call `step` between optimizer steps, not amid an accumulation under FSDP2.
+    With DDP and FSDP2 all ranks have to make the guard and call `step` alike; they check the same steps, on batches of
+    their own, and decide together. Call `step` between optimizer steps, not amid an accumulation under FSDP2.
 
     `state_dict` and `load_state_dict` let a resumed job go on where the last one was: save it with the optimizer's, and
     load it into a guard of the same package. It is plain data, and the same on all ranks.
@@ -158,7 +158,7 @@ class Guard:
 
     Raises:
         InputError: An argument cannot be used.
-        BindError: The patch is of another model, was removed, or is for mode "infer".
+        BindError: The patch is of another model, was removed, is for mode "infer", or is not the same on all ranks.
     """
 
     def __init__(
@@ -195,6 +195,7 @@ class Guard:
         self._next = every - 1
         self.events: tuple[GuardEvent, ...] = ()
         self.report: GuardReport | None = None
+        patch.verify_ranks(group)
         with patch.trial(fp8=False) as bound:
             _check_model(self._model, bound)
             promised = promises(patch.package, bound)

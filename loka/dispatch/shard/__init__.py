@@ -1,1 +1,1 @@
-"""FP8 all-gathers under FSDP2."""
+"""Several ranks: FP8 all-gathers under FSDP2, and what ranks agree on."""

@@ -19,6 +19,7 @@ from loka.dispatch.bind.bound import Bound, Gathered, derived_class
 from loka.dispatch.bound_state import BoundModule
 from loka.dispatch.dispatch_errors import BindError
 from loka.dispatch.shard.gathered_weight import GatheredWeight
+from loka.dispatch.shard.ranks import Ranks, require_same
 
 Place = tuple[int, str]  # of a parameter: the id of the module that has it, and its name there
 
@@ -127,11 +128,13 @@ class _Sharded:
 
 def gather_fp8(package: str, root: nn.Module, bound: Sequence[tuple[BoundModule, Bound]]) -> Gathering:
     """`Patch.gather_fp8` for the bound modules of a patch; `root` holds them and all FSDP units."""
-    if any(each.counters.mode == "infer" for each, _ in bound):
-        raise BindError(f"{package}: with mode='infer' every rank has the FP8 weights: there is nothing to gather")
     parameters = list(_sharded(root))
     if not parameters:
         raise BindError(f"{package}: no parameter of this model is sharded: fully_shard first, then gather_fp8")
+    groups = (group for each in parameters for group in each.group.mesh_info.mesh.get_all_groups())
+    require_same(package, bound, Ranks(*dict.fromkeys(groups)))
+    if any(each.counters.mode == "infer" for each, _ in bound):
+        raise BindError(f"{package}: with mode='infer' every rank has the FP8 weights: there is nothing to gather")
     at = {place: each for each in parameters for place in each.places}
     # A parameter that modules share is read under one name; by the others in children whose forwards are not called.
     read = {_place(module, path) for _, module in bound for _, path, _ in module.loka_gatherable}

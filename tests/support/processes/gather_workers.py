@@ -16,6 +16,7 @@ from torch.distributed.tensor import Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+import loka
 from loka.dispatch import BindError, VerifyError
 from loka.errors import InputError
 from tests.support.models import sharded_models as models
@@ -37,6 +38,7 @@ NAMES = (
     "resumed",
     "loaded",
     "moved",
+    "different",
 )
 
 
@@ -334,3 +336,35 @@ def moved(rank, pairs, folder):
     with pytest.raises(Exception, match="lost the hooks"):
         patch.verify(backward=False)
     return str(cast.value)
+
+
+def different(rank, pairs, folder):
+    """Ranks with another package, in another mode, with a kept module: what every rank is told."""
+    messages = {}
+
+    def bound(name, **options):
+        model = models.tower()
+        patch = package(name).apply(model, **options)
+        for block in model.blocks:
+            fully_shard(block, mesh=pairs)
+        return model, patch
+
+    model, patch = bound("mixed" if rank == 1 else "gatherable")
+    with pytest.raises(BindError) as caught:
+        patch.gather_fp8(model)
+    messages["package"] = str(caught.value)
+    model, patch = bound("gatherable", mode="infer" if rank == 3 else "train")
+    if rank == 2:
+        patch.keep("blocks.1.*")
+    with pytest.raises(BindError) as caught:
+        patch.verify_ranks()
+    messages["mode and sites"] = str(caught.value)
+    model, patch = bound("gatherable" if rank else "mixed")
+    with pytest.raises(BindError) as caught:
+        loka.Guard(model, patch, loss=lambda model, x: model(x).sum())
+    messages["guard"] = str(caught.value)
+    patch = bound("gatherable")[1]
+    if rank < 2:
+        patch.keep("blocks.1.*")
+    patch.verify_ranks(pairs["shard"].get_group())
+    return messages, (package("gatherable").STAMP[:8], package("mixed").STAMP[:8])

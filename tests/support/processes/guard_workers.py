@@ -68,7 +68,7 @@ def _guarded(rank, wrapped):
     if rank == 1:
         guard._model.head.register_forward_hook(lambda module, args, out: out * torch.nan)
     (event,) = loka.Guard(guard._model, patch, loss=_loss, every=1, hooks=True).step(rows)
-    found["nan"] = (event.action, event.module, event.step)
+    found["nan"] = (event.action, event.module, event.step, event.reason)
     layer, classes = guard._model.layers[0], []
     for _ in range(2):
         patch.keep("layers.0.*")
