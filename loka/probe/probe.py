@@ -66,9 +66,9 @@ class Probe:
         else: graph.replay()
         probe.step()
 
-    DDP, torch.compile and activation checkpointing may be around or inside the model. Sharded, scripted or
-    nn.DataParallel models are rejected. For sites patched by a generated package, the operands are the dequantized FP8
-    values.
+    DDP, FSDP2 (`fully_shard`, with a `group`), torch.compile and activation checkpointing may be around or inside the
+    model. FSDP1, scripted and nn.DataParallel models are rejected. For sites patched by a generated package, the
+    operands are the dequantized FP8 values.
 
     Args:
         model: The training model on its device, changed by the policy's mods.
@@ -79,10 +79,11 @@ class Probe:
         rows: Rows sampled in each call, the same ones for the input and its output gradient. With one step in 100 over
             10,000 steps the default gives 25,600 rows; a short run needs more.
         group: Ranks to merge over. `stats`, `recorded` and the save at the end are then collective, and rank 0 of the
-            group writes `path`; until then each rank saves its own file, with `.rankR` in its name.
+            group writes `path`; until then each rank saves its own file, with `.rankR` in its name; sharded weights
+            are in the merged statistics alone.
         on_statistics: Called after each sampled step, in `step`, with the number of completed steps and a dict of the
             step's figures by `SITE/OPERAND/FIGURE`, such as "layers.0.up/input/rms": for a log or TensorBoard. Each
-            rank gets those of its own rows. Waits for the device.
+            rank gets those of its own rows, and none of sharded weights. Waits for the device.
 
     Raises:
         InputError: The model does not fit the policy, or cannot be recorded.
@@ -120,6 +121,11 @@ class Probe:
         check_adapted(model, adapted.adaptations)
         self._mods = mod_fingerprints(adapted.adaptations)
         self._live = find_live(model, sites)
+        if group is None and any(live.is_sharded for live in self._live.sites):
+            raise InputError(
+                "probe: the model is sharded by fully_shard, and its weights are read by all ranks together: give the "
+                "Probe of every rank group=torch.distributed.group.WORLD"
+            )
         self._every = every
         self._path = None if path is None else Path(path)
         self._save_every = save_every
@@ -180,7 +186,7 @@ class Probe:
 
         Synchronises. With a group it is collective, and returns the merged statistics on every rank.
         """
-        stats = tuple(read(site) for site in self._snapshots())
+        stats = tuple(read(site) for site in self._snapshots(together=True))
         return stats if self._group is None else merge_across(stats, self._group)
 
     def recorded(self) -> RecordedStats:
@@ -244,18 +250,18 @@ class Probe:
             self.unseen_steps += 1
         return watch.calls > 0
 
-    def _snapshots(self) -> tuple[SiteSnapshot, ...]:
+    def _snapshots(self, together: bool) -> tuple[SiteSnapshot, ...]:
         if not self._trackers:
             names = ((live.site.name, live.site.k, live.site.n) for live in self._live.sites)
             return tuple(SiteSnapshot(*name, {}) for name in names)
         for trackers in self._trackers.values():
-            trackers.take_weight(self._step)
+            trackers.take_weight(self._step, together)
         return tuple(trackers.snapshot() for trackers in self._trackers.values())
 
     def _save(self) -> None:
         path = self._own_path()
         self._warn_unseen()
-        self._saver.start(path, self._snapshots(), self._finish())
+        self._saver.start(path, self._snapshots(together=False), self._finish())
 
     def _save_last(self, alone: bool) -> None:
         """The save at the end: of all ranks together, unless only one was interrupted."""

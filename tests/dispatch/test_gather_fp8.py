@@ -188,6 +188,14 @@ def test_every_rank_is_told_which_rank_has_bound_something_else(run):
         assert f"rank 0: generation {other} in mode train" in messages["guard"]
 
 
+@pytest.mark.slow
+def test_a_probe_sees_the_same_of_gathered_weights(run):
+    for names, same, calls in run("probed"):
+        assert names == ["blocks.0.down", "blocks.0.up", "blocks.1.down", "blocks.1.up", "head"]
+        assert same == [True] * 15
+        assert calls == dict.fromkeys(names, (2, 2))  # of two ranks
+
+
 def test_a_gathered_weight_is_a_leaf_that_nothing_else_reads():
     fp8 = torch.zeros(4, 16).to(torch.float8_e4m3fn)
     weight = torch.nn.Parameter(GatheredWeight(fp8, torch.ones(4, 1), (4, 13), torch.bfloat16))

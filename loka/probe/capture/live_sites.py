@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import basename
 from types import FrameType
 from typing import Any, Protocol, cast, runtime_checkable
@@ -32,9 +32,6 @@ PROBED = frozenset((GemmKind.LINEAR, GemmKind.FUNCTIONAL_LINEAR, GemmKind.MATMUL
 _REFUSED = {
     "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": (
         "FullyShardedDataParallel flattens and shards its parameters: probe it before it is wrapped, or under DDP"
-    ),
-    "torch.distributed.fsdp.FSDPModule": (
-        "fully_shard shards its parameters (DTensor): probe it before it is sharded, or under DDP"
     ),
     "torch.nn.parallel.data_parallel.DataParallel": (
         "nn.DataParallel runs copies of the model in threads: use DistributedDataParallel"
@@ -67,8 +64,16 @@ class LiveSite:
     fp8: tuple[str, ...] = ()  # the GEMMs that then run in FP8
 
     @property
+    def is_sharded(self) -> bool:
+        """True if `fully_shard` has left this rank a part of the weight."""
+        return _is_sharded(self.weight.parameter)
+
+    @property
     def matrix(self) -> Tensor:
-        """The weight's values: (N, K) or (K, N) of two dimensions, (N, K) of more."""
+        """The weight's values: (N, K) or (K, N) of two dimensions, (N, K) of more. Collective if it is sharded."""
+        if self.is_sharded:
+            whole: Any = self.weight.parameter
+            return SiteWeight(whole.full_tensor()).value
         if len(self.weight.shape) == 2:
             return self.weight.value
         folded = self.weight.matrix(self.site.n, self.site.k)
@@ -88,6 +93,11 @@ class LiveSite:
         if not self.weight.index:
             return weight is not parameter
         return weight.stride() != parameter.stride()[-2:] or tuple(weight.shape) != self.weight.shape
+
+
+def _is_sharded(parameter: nn.Parameter) -> bool:
+    # By name: importing torch.distributed.tensor is slow.
+    return any(base.__name__ == "DTensor" for base in type(parameter).__mro__)
 
 
 # A Parameter's id, and the offset and the shape of a matrix in it: None and () for a Parameter of two dimensions.
@@ -141,7 +151,8 @@ def find_live(model: nn.Module, sites: tuple[Site, ...]) -> LiveModel:
         if site.weight is None or site.kind not in PROBED:
             continue
         if site.blocked is not None:
-            if (weight := _weight(root, site.weight)) is not None:
+            weight = _weight(root, site.weight)
+            if weight is not None and not (weight.index and _is_sharded(weight.parameter)):
                 rest.append(LiveSite(site, weight, _module_of(root, site)))
             continue
         weight = _checked(root, site)
@@ -222,10 +233,10 @@ def _checked(root: nn.Module, site: Site) -> SiteWeight:
             f"probe the model that the policy's model.factory builds, or correct the policy"
         )
     parameter = weight.parameter
-    if any(base.__name__ == "DTensor" for base in type(parameter).__mro__):
+    if _is_sharded(parameter) and (weight.index or len(weight.shape) != 2):
         raise InputError(
-            f"probe: site {site.name!r}: its Parameter {site.weight!r} is a DTensor, of which each rank holds a part: "
-            f"probe the model before it is sharded, or under DDP"
+            f"probe: site {site.name!r}: its Parameter {site.weight!r} is a matrix in one of more dimensions, which is "
+            "sharded (DTensor): probe the model before it is sharded, or under DDP"
         )
     # x @ P has it the other way around.
     folded = len(weight.shape) > 2 and weight.matrix(*shape) is not None
@@ -264,9 +275,9 @@ class SiteCalls:
     """The sites of a live model by weight; between `start` and `stop` it also tells apart those that share one."""
 
     def __init__(self, live: LiveModel) -> None:
-        self._sites: dict[WeightKey, list[LiveSite]] = {}
-        for site in (*live.sites, *live.others):
-            self._sites.setdefault(site.key, []).append(site)
+        self._root = live.root
+        self._sites = _by_weight([*live.sites, *live.others])
+        self._sharded = [site for site in (*live.sites, *live.others) if site.is_sharded]
         self._running = _Running()
         self._hooks: list[RemovableHandle] = []
 
@@ -311,7 +322,26 @@ class SiteCalls:
         return there[0] if len(there) == 1 else None
 
     def _is_weight(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and weight_key(value) in self._sites
+        if not isinstance(value, Tensor):
+            return False
+        key, base = weight_key(value), value if value._base is None else value._base
+        if key not in self._sites and self._sharded and isinstance(base, nn.Parameter):
+            self._sites |= _by_weight(list(self._gathered()))
+        return key in self._sites
+
+    def _gathered(self) -> Iterator[LiveSite]:
+        """The sites of the units that are gathered now, with the Parameter that their modules have meanwhile."""
+        for live in self._sharded:
+            weight = _weight(self._root, cast("str", live.site.weight))
+            if weight is not None and not _is_sharded(weight.parameter):
+                yield replace(live, weight=weight)
+
+
+def _by_weight(sites: Sequence[LiveSite]) -> dict[WeightKey, list[LiveSite]]:
+    found: dict[WeightKey, list[LiveSite]] = {}
+    for site in sites:
+        found.setdefault(site.key, []).append(site)
+    return found
 
 
 def _module_name(live: LiveSite) -> str:

@@ -291,7 +291,8 @@ class StepFigures:
             if since[0] > 0:
                 found = _figures(tracker.width, since, amax=float(totals[4]))
                 figures |= {f"{name}/{figure}": value for figure, value in found.items()}
-        weights = _on_host({f"{each.live.site.name}/{Operand.WEIGHT.value}": _weight_figures(each) for each in sites})
+        whole = [each for each in sites if not each.live.is_sharded]  # others would wait for all ranks
+        weights = _on_host({f"{each.live.site.name}/{Operand.WEIGHT.value}": _weight_figures(each) for each in whole})
         for name, both in weights.items():
             figures |= {f"{name}/amax": float(both[0]), f"{name}/rms": float(both[1])}
         return figures

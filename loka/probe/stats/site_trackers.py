@@ -75,8 +75,8 @@ class Trackers:
         self.joint = JointTracker(site.k, site.n, device)
         self.weight = WeightTracker(site.n, site.k, device)
         # x @ P has its Parameter as (K, N). For a square one, the calls decide.
-        square = site.k == site.n
-        self.transposed = site.kind is GemmKind.MATMUL if square else live.matrix.shape[0] != site.n
+        square, shape = site.k == site.n, live.weight.shape
+        self.transposed = site.kind is GemmKind.MATMUL if square else len(shape) == 2 and shape[0] != site.n
         self._joined = 0
         self._weight_step = -1
 
@@ -113,9 +113,9 @@ class Trackers:
             self.joint.update(part, rows.index_select(1, self.joint.grad_features))
             self._joined += 1
 
-    def take_weight(self, step: int) -> None:
-        """Record the weight after `step` steps, once."""
-        if step == self._weight_step:
+    def take_weight(self, step: int, together: bool) -> None:
+        """Record the weight after `step` steps, once; a sharded one if all ranks do so `together`."""
+        if step == self._weight_step or (self.live.is_sharded and not together):
             return
         self._weight_step = step
         with apart(self.device):

@@ -134,7 +134,20 @@ def test_compiled_and_distributed_in_either_order(run):
         assert results == [((3, 3),) * 4] * 2
 
 
-def test_fsdp2_is_refused_with_the_reason(run):
-    for messages in run("fully_sharded"):
-        assert len(messages) == 2
-        assert all("fully_shard" in message for message in messages)
+@pytest.mark.slow
+def test_fsdp2_is_probed_as_ddp_is(run, folder):
+    for found, logged, (alone, matrix) in run("fully_sharded"):
+        for kind in ("fsdp", "kept"):
+            for one, other in zip(found[kind], found["ddp"], strict=True):
+                assert other.input.calls == other.grad_output.calls == 2 * workers.WORLD
+                assert_same(one, other, rtol=0.0)
+                assert (one.weight.step, one.weight.updates) == (4, 1)
+                for part in ("rows", "columns", "row_amax", "values", "row_mean"):
+                    assert torch.equal(getattr(one.weight, part), getattr(other.weight, part))
+        assert logged == [["grad_output", "input", "weight"]] * 2 + [["grad_output", "input"]] * 4
+        assert "give the Probe of every rank group=torch.distributed.group.WORLD" in alone
+        assert "is a matrix in one of more dimensions, which is sharded (DTensor)" in matrix
+    recorded = profile_file.load(folder / "sharded.safetensors")
+    assert_same(recorded.stats[0], run("fully_sharded")[0][0]["ddp"][0], rtol=0.0)
+    assert recorded.stats[0].weight.step == 4
+    assert sorted(path.name for path in folder.glob("sharded*")) == ["sharded.safetensors"]

@@ -39,6 +39,7 @@ NAMES = (
     "loaded",
     "moved",
     "different",
+    "probed",
 )
 
 
@@ -368,3 +369,21 @@ def different(rank, pairs, folder):
         patch.keep("blocks.1.*")
     patch.verify_ranks(pairs["shard"].get_group())
     return messages, (package("gatherable").STAMP[:8], package("mixed").STAMP[:8])
+
+
+def probed(rank, pairs, folder):
+    """A Probe of the bound and sharded model: what it sees, if weights are gathered in FP8 and if not."""
+    found = []
+    for fp8 in (False, True):
+        model, _, _ = sharded(pairs["shard"], fp8)
+        with loka.Probe(model, folder / "gatherable.yaml", every=1, group=pairs["shard"].get_group()) as probe:
+            model(batch(rank)).square().mean().backward()
+            probe.step()
+            found.append({site.name: (site.input, site.grad_output, site.weight) for site in probe.stats()})
+    one, other = found
+    same = [
+        torch.equal(mine.values, theirs.values)
+        for name in one
+        for mine, theirs in zip(one[name], other[name], strict=True)
+    ]
+    return sorted(one), same, {name: (each[0].calls, each[1].calls) for name, each in other.items()}

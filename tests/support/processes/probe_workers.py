@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import loka
 from loka.errors import InputError
+from loka.graph.sites.discover import find_sites
+from loka.model.build_model import BuiltModel
+from loka.probe.capture.live_sites import find_live
 from loka.probe.stats.merge import merge_across
 from tests.support.learned_stats import site_of
 from tests.support.models import probe_models as models
@@ -90,18 +96,35 @@ def compiled(rank, folder, policy):
 
 
 def fully_sharded(rank, folder, policy):
-    """FSDP2 is refused with the reason."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    whole, part = models.build_plain(), models.build_plain()
+    """FSDP2: the statistics of real steps, the saved file, those of a model under DDP; and what is refused."""
     mesh = init_device_mesh("cpu", (WORLD,))
-    fully_shard(whole, mesh=mesh)
-    fully_shard(part.hidden, mesh=mesh)
+    path, found, logged = Path(folder) / "sharded.safetensors", {}, []
+
+    def sharded(**options):
+        model = models.build_plain()
+        fully_shard(model.hidden, mesh=mesh, **options)
+        return fully_shard(model, mesh=mesh, **options)
+
+    def log(step, figures):
+        logged.append(sorted({name.split("/")[1] for name in figures}))
+
+    for name, wrap in (
+        ("ddp", lambda: DistributedDataParallel(models.build_plain())),
+        ("fsdp", sharded),
+        ("kept", lambda: sharded(reshard_after_forward=False)),
+    ):
+        model = wrap()
+        with loka.Probe(
+            model, policy, every=2, path=path, save_every=2, group=dist.group.WORLD, on_statistics=log
+        ) as probe:
+            models.train(model, models.make_batches(4, 8 + rank, 12, seed=rank), probe, lr=0.0)
+            found[name] = probe.stats()
+    matrices = models.Matrices()
+    sites = find_sites(BuiltModel(matrices, (torch.randn(4, 12),), {}, 4)).sites
+    fully_shard(matrices, mesh=mesh)
     messages = []
-    for model in (whole, part):
-        try:
-            loka.Probe(model, policy)
-        except InputError as error:
-            messages.append(str(error))
-    return messages
+    for refused in (lambda: loka.Probe(sharded(), policy), lambda: find_live(matrices, sites)):
+        with pytest.raises(InputError) as caught:
+            refused()
+        messages.append(str(caught.value))
+    return found, logged, messages
