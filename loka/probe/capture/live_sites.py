@@ -146,6 +146,7 @@ def find_live(model: nn.Module, sites: tuple[Site, ...]) -> LiveModel:
     """
     root = unwrap(model, "the model")
     patched = dict(_patched(root))
+    units = any("torch.distributed.fsdp.FSDPModule" in class_names(module) for module in root.modules())
     found, rest = [], []
     for site in sites:
         if site.weight is None or site.kind not in PROBED:
@@ -155,7 +156,7 @@ def find_live(model: nn.Module, sites: tuple[Site, ...]) -> LiveModel:
             if weight is not None and not (weight.index and _is_sharded(weight.parameter)):
                 rest.append(LiveSite(site, weight, _module_of(root, site)))
             continue
-        weight = _checked(root, site)
+        weight = _checked(root, site, units)
         counter_id, fp8 = patched.get(site.name, (None, ()))
         found.append(LiveSite(site, weight, _module_of(root, site), counter_id, fp8))
     shared = {live.key for live in found}
@@ -224,7 +225,7 @@ def _module_of(root: nn.Module, site: Site) -> nn.Module | None:
     return find_module(root, site.name if site.kind is GemmKind.LINEAR else site.owner)
 
 
-def _checked(root: nn.Module, site: Site) -> SiteWeight:
+def _checked(root: nn.Module, site: Site, units: bool) -> SiteWeight:
     weight = _weight(root, cast("str", site.weight))
     shape = (site.n, site.k)
     if weight is None:
@@ -233,7 +234,13 @@ def _checked(root: nn.Module, site: Site) -> SiteWeight:
             f"probe the model that the policy's model.factory builds, or correct the policy"
         )
     parameter = weight.parameter
-    if _is_sharded(parameter) and (weight.index or len(weight.shape) != 2):
+    placements = getattr(parameter, "placements", ())
+    if placements and (not units or sum(each.is_shard() for each in placements) != 1):
+        raise InputError(
+            f"probe: site {site.name!r}: its Parameter {site.weight!r} is a DTensor of other parallelism than "
+            "fully_shard's: probe the model before it is sharded, or under DDP"
+        )
+    if placements and (weight.index or len(weight.shape) != 2):
         raise InputError(
             f"probe: site {site.name!r}: its Parameter {site.weight!r} is a matrix in one of more dimensions, which is "
             "sharded (DTensor): probe the model before it is sharded, or under DDP"

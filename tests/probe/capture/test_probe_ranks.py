@@ -136,7 +136,7 @@ def test_compiled_and_distributed_in_either_order(run):
 
 @pytest.mark.slow
 def test_fsdp2_is_probed_as_ddp_is(run, folder):
-    for found, logged, (alone, matrix) in run("fully_sharded"):
+    for found, logged, (alone, matrix, parallel) in run("fully_sharded"):
         for kind in ("fsdp", "kept"):
             for one, other in zip(found[kind], found["ddp"], strict=True):
                 assert other.input.calls == other.grad_output.calls == 2 * workers.WORLD
@@ -147,6 +147,7 @@ def test_fsdp2_is_probed_as_ddp_is(run, folder):
         assert logged == [["grad_output", "input", "weight"]] * 2 + [["grad_output", "input"]] * 4
         assert "give the Probe of every rank group=torch.distributed.group.WORLD" in alone
         assert "is a matrix in one of more dimensions, which is sharded (DTensor)" in matrix
+        assert "is a DTensor of other parallelism than fully_shard's" in parallel
     recorded = profile_file.load(folder / "sharded.safetensors")
     assert_same(recorded.stats[0], run("fully_sharded")[0][0]["ddp"][0], rtol=0.0)
     assert recorded.stats[0].weight.step == 4

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import loka
@@ -122,8 +123,14 @@ def fully_sharded(rank, folder, policy):
     matrices = models.Matrices()
     sites = find_sites(BuiltModel(matrices, (torch.randn(4, 12),), {}, 4)).sites
     fully_shard(matrices, mesh=mesh)
-    messages = []
-    for refused in (lambda: loka.Probe(sharded(), policy), lambda: find_live(matrices, sites)):
+    parallel, messages = models.build_plain(), []
+    linear = next(module for module in parallel.modules() if isinstance(module, torch.nn.Linear))
+    linear.weight = torch.nn.Parameter(distribute_tensor(linear.weight.detach(), mesh, [Shard(0)]))
+    for refused in (
+        lambda: loka.Probe(sharded(), policy),
+        lambda: find_live(matrices, sites),
+        lambda: loka.Probe(parallel, policy),
+    ):
         with pytest.raises(InputError) as caught:
             refused()
         messages.append(str(caught.value))
