@@ -14,7 +14,7 @@ from loka.graph.patterns.linear_chain import StaticOperands, find_chains
 from loka.mods.norms import BlockNorm
 from loka.plan.rewrite.rewrites import KERNEL_OPERATIONS
 from tests.support.codegen import chain_plans as chains
-from tests.support.codegen.chain_bodies import Gated, block_body, swish_body
+from tests.support.codegen.chain_bodies import BODIES, Gated, block_body, plan_of, swish_body
 from tests.support.codegen.policy_packages import Make
 
 pytestmark = pytest.mark.slow
@@ -254,7 +254,7 @@ def multipliers_of(module: nn.Module) -> list[bool]:
     """For each chain, whether the norm at its head is multiplied by a matrix."""
     forward = chains.traced(module, lambda batch: torch.randn(batch, 48))
     found = find_chains(forward, forward.regions, KERNEL_OPERATIONS)
-    return [chain.stages[0].multiplier is not None for chain in found]
+    return [chain.stages[0].before_multiplier is not None for chain in found]
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -277,6 +277,18 @@ def test_a_norm_times_a_matrix_is_the_head_of_a_chain(planned, form, norm, recip
         patch.verify()
         compiled = chains.gradients(torch.compile(model, fullgraph=True, backend="aot_eager"), x, dy)
     chains.assert_within(found, expected, 1e-5 if recipe is chains.AS_IS else 0.03)
+    chains.assert_within(compiled, found, 1e-6)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("recipe", ["plain", "fp8"])
+@pytest.mark.parametrize("name", ["swiglu", "merged_norm_glu", "gate_unit"])
+def test_compiled_as_one_graph_a_gate_is_the_eager_one(planned, name, recipe):
+    package, model = planned(plan_of(recipe, name)), chains.Holder(copy.deepcopy(BODIES[name]))
+    x, dy = chains.operands(model, 33, 48)
+    with package.apply(model):
+        found = chains.gradients(model, x, dy)
+        compiled = chains.gradients(torch.compile(model, fullgraph=True, backend="aot_eager"), x, dy)
     chains.assert_within(compiled, found, 1e-6)
 
 

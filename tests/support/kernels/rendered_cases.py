@@ -67,7 +67,8 @@ def norm_specs(width: int, parts: Sequence[tuple[str | None, bool, bool, str | N
                 specs.append(NormForward(width, norm, weight, bias, 1e-5, activation, add, quantize, save=True))
             if norm or activation or quantize:
                 specs.append(NormBackward(width, norm, weight, bias, 1e-5, activation, add, quantize))
-            if norm in ("layer_norm", "rms_norm") and activation is None and width <= LARGEST_HELD:
+            takes = norm in ("layer_norm", "rms_norm") or (norm is None and activation is not None)
+            if takes and activation not in GATES and width <= LARGEST_HELD:
                 specs += [replace(spec, multiplied=True) for spec in specs[-2:]]
     return specs
 
