@@ -70,7 +70,8 @@ class KernelLayouts:
             inner = [each for each in node.operands if each.node.shape == node.shape and not is_weight(each.node)]
             same = [each.node for each in inner if all(s.stride == s.other for s in each.steps)]
             of_gemm = [each for each in same if self.is_of_gemm(each) and not isinstance(each, Norm)]
-            if not of_gemm:
+            joined = value.dims and any(isinstance(each.node, Concatenation) for each in node.operands)
+            if joined or not of_gemm:
                 return value
             node = next((each for each in of_gemm if isinstance(each, Linear)), of_gemm[0])
         if not isinstance(node, Linear):

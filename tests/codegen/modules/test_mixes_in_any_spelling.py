@@ -101,20 +101,22 @@ class Ranker(nn.Module):
 """
 
 
-def test_a_wukong_in_small_modules_is_mixed_and_joined(package: Make, tmp_path: Path) -> None:
-    (tmp_path / "apart_wukong.py").write_text(APART + INPUTS.format(n=16, d=24))
+@pytest.mark.parametrize("shortcut", ["nn.Identity()", "Sums(n, n)"], ids=["itself", "projected"])
+def test_a_wukong_in_small_modules_is_mixed_and_joined(package: Make, tmp_path: Path, shortcut: str) -> None:
+    name = f"apart_wukong_{'projected' if 'Sums' in shortcut else 'itself'}"
+    (tmp_path / f"{name}.py").write_text(APART.replace("nn.Identity()", shortcut) + INPUTS.format(n=16, d=24))
     plan, _, generated = package(
-        "gen_apart_wukong",
-        'version: 1\nname: apart\nmodel: {factory: "apart_wukong:Ranker", inputs: "apart_wukong:inputs", '
+        f"gen_{name}",
+        f'version: 1\nname: apart\nmodel: {{factory: "{name}:Ranker", inputs: "{name}:inputs", '
         "batch_size: 32}\ndefaults: {compute: keep, fuse: always}\nmods: [{use: fuse_interaction}]\n",
     )
     found = sorted((each.owner, each.what.split(" of ")[0]) for each in plan.interactions)
     layers = ("layers.0", "layers.1")
     assert found == sorted(
-        [*((name, "a layer_norm") for name in layers), *((f"{name}.pairs", "a mixing layer") for name in layers)]
+        [*((each, "a layer_norm") for each in layers), *((f"{each}.pairs", "a mixing layer") for each in layers)]
     )
-    model = importlib.import_module("apart_wukong").Ranker()
-    sys.modules.pop("apart_wukong")
+    model = importlib.import_module(name).Ranker()
+    sys.modules.pop(name)
     patched = copy.deepcopy(model)
     x = torch.randn(9, 16, 24, requires_grad=True)
     dy = torch.randn(9, 1)
