@@ -137,12 +137,14 @@ class SwiGlu(nn.Module):
 
 
 class MergedGlu(nn.Module):
-    """The same with one product for both, and another activation."""
+    """The same with one product for both, and any activation."""
 
-    def __init__(self, activation: Callable[[Tensor], Tensor] = F.gelu, norm: bool = False) -> None:
+    def __init__(
+        self, activation: Callable[[Tensor], Tensor] = F.gelu, norm: bool = False, width: int = 48, hidden: int = 64
+    ) -> None:
         super().__init__()
-        self.both, self.down = nn.Linear(48, 128), nn.Linear(64, 24)
-        self.norm = nn.LayerNorm(64) if norm else nn.Identity()
+        self.both, self.down = nn.Linear(width, 2 * hidden), nn.Linear(hidden, width)
+        self.norm = nn.LayerNorm(hidden) if norm else nn.Identity()
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
