@@ -24,7 +24,9 @@ BELONGS: Mapping[str, tuple[str, ...]] = {  # option -> options or kinds of benc
     "--rounds": ("model",),
     "--only": ("model",),
     "--variants": ("model",),
+    "--gpus": ("model",),
 }
+APART = {"--gpus": ("--only", "--casting")}  # option -> those that would be ignored beside it
 
 
 def check_options(what: str, given: Collection[str]) -> None:
@@ -35,6 +37,9 @@ def check_options(what: str, given: Collection[str]) -> None:
         if option in given and not set(others) & {*given, what}:
             named = [each if each.startswith("--") else f"loka bench {each}" for each in others]
             raise InputError(f"loka bench: {option} goes with {' or '.join(named)}; add one, or leave {option} out")
+    for option, ignored in APART.items():
+        if option in given and (idle := [each for each in ignored if each in given]):
+            raise InputError(f"loka bench model {option}: training steps in bfloat16 alone; leave {idle[0]} out")
     if what == "kernels" and not {"--record", "--export"} & set(given):
         raise InputError("loka bench kernels: add --record FILE to measure kernels, or --export FILE to write them out")
 

@@ -104,8 +104,11 @@ def policy_text(
     mods: Collection[str] | None = None,
     rules: Sequence[Mapping[str, Any]] = (),
     profiled: bool = True,
+    units: Sequence[str] = (),
 ) -> str:
     """The policy as YAML under another name, with only `mods` (None: all), and with more `rules` after its own.
+
+    `units` take the place of its own, if there are some.
 
     Files are named by absolute paths. Without `profiled` the profile is left out: it describes the model with all mods.
     With only some mods rules become optional: they may name sites that exist only with a mod.
@@ -119,6 +122,8 @@ def policy_text(
         tree["mods"] = [entry for entry in tree.get("mods") or [] if entry["use"] in mods]
         own = [{**rule, "optional": True} for rule in own]
     tree["rules"] = [*own, *map(dict, rules)]
+    if units:
+        tree["units"] = list(units)
     files = {"profile": policy.profile_file if profiled else None, "measurements": policy.measurements_file}
     for field, file in files.items():
         tree.pop(field, None)

@@ -58,10 +58,10 @@ def test_mistakes_are_told_before_anything_is_built(request_: ModelRequest, mess
 
 
 def test_a_command_can_be_typed_again() -> None:
-    given = ModelRequest(("a b.yaml",), "bf16", "train", "bfloat16", 32, 2, 500.0)
+    given = ModelRequest(("a b.yaml",), "bf16", "train", "bfloat16", 32, 2, 500.0, 4)
     assert given.command() == (
         "loka bench model 'a b.yaml' --variants bf16 --only train --casting bfloat16 --batch 32 --rounds 2 "
-        "--seconds 500"
+        "--seconds 500 --gpus 4"
     )
     assert ModelRequest(("a.yaml",)).command() == "loka bench model a.yaml"
 

@@ -176,10 +176,10 @@ def _detail(model: MeasuredModel, outcome: StepOutcome) -> tuple[str, ...] | Non
     return (
         outcome.block.launch.value,
         outcome.variant,
-        _ms(figures.step_ms),
+        in_milliseconds(figures.step_ms),
         NOTHING if figures.ratio is None else f"{figures.ratio:.3f}",
-        NOTHING if kernels is None else _ms(kernels.milliseconds),
-        _ms(figures.host_ms),
+        NOTHING if kernels is None else in_milliseconds(kernels.milliseconds),
+        in_milliseconds(figures.host_ms),
         NOTHING if kernels is None else str(kernels.launches),
         NOTHING if figures.peak_mib is None else f"{figures.peak_mib:.0f}",
         f"{model.samples_per_second(figures):.0f}",
@@ -194,11 +194,11 @@ def _time_and_ratio(outcome: StepOutcome | None) -> str:
     if figures is None:
         return "failed"
     if figures.ratio is None or outcome.variant == MODEL_BASELINE:
-        return _ms(figures.step_ms)
-    return f"{_ms(figures.step_ms)} ({figures.ratio:.2f})"
+        return in_milliseconds(figures.step_ms)
+    return f"{in_milliseconds(figures.step_ms)} ({figures.ratio:.2f})"
 
 
-def _ms(value: float) -> str:
+def in_milliseconds(value: float) -> str:
     return f"{value:.1f}" if value >= 100 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 

@@ -36,6 +36,7 @@ class ModelRequest:
     batch: int | None = None  # None: the policy's
     rounds: int | None = None
     seconds: float = math.inf
+    gpus: int | None = None  # None: whole steps on one, in every variant
 
     def command(self) -> str:
         """The command line that repeats the request."""
@@ -48,9 +49,22 @@ class ModelRequest:
             ("--batch", self.batch),
             ("--rounds", self.rounds),
             ("--seconds", seconds),
+            ("--gpus", self.gpus),
         ):
             parts += [option, str(value)] if value is not None else []
         return shlex.join(parts)
+
+    def checked_policies(self) -> tuple[Policy, ...]:
+        """The policies, with the batch size of `--batch`. Raises InputError for these and for a wrong number."""
+        if not self.policies:
+            raise InputError("loka bench model: name the policy of the model: loka bench model POLICY")
+        check_least("--batch", self.batch)
+        check_least("--rounds", self.rounds)
+        check_seconds(self.seconds)
+        loaded = tuple(map(load_policy, self.policies))
+        if self.batch is None:
+            return loaded
+        return tuple(replace(each, model=replace(each.model, batch_size=self.batch)) for each in loaded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +78,9 @@ class ModelJob:
 
 def check(request: ModelRequest) -> ModelJob:
     """Check everything that can be checked before a model is built. Raises InputError."""
-    if not request.policies:
-        raise InputError("loka bench model: name the policy of the model: loka bench model POLICY")
-    check_least("--batch", request.batch)
-    check_least("--rounds", request.rounds)
-    check_seconds(request.seconds)
+    policies = request.checked_policies()
     variants, blocks = chosen_variants(request.variants), chosen_blocks(request.only, request.casting)
-    return ModelJob(tuple(map(load_policy, request.policies)), variants, blocks)
+    return ModelJob(policies, variants, blocks)
 
 
 def run(request: ModelRequest, out: Path, progress: Progress) -> ModelReport:
@@ -91,7 +101,7 @@ def run(request: ModelRequest, out: Path, progress: Progress) -> ModelReport:
             break
         done = report.models
         with current_directory_importable(), Workshop() as workshop, device.session():
-            for model in _model(each, job, request.batch, workshop, device, limits, progress):
+            for model in _model(each, job, workshop, device, limits, progress):
                 report = replace(report, models=(*done, model))
                 write_files(report, out)
     return report
@@ -100,15 +110,12 @@ def run(request: ModelRequest, out: Path, progress: Progress) -> ModelReport:
 def _model(
     policy: Policy,
     job: ModelJob,
-    batch: int | None,
     workshop: Workshop,
     device: BenchDevice,
     limits: RunLimits,
     progress: Progress,
 ) -> Iterator[MeasuredModel]:
     """One model so far, after every outcome."""
-    if batch is not None:
-        policy = replace(policy, model=replace(policy.model, batch_size=batch))
     model = MeasuredModel(
         policy.name,
         policy.model.factory,

@@ -113,8 +113,10 @@ def synthetic_loss(outputs: Any) -> Tensor:
     return torch.stack(found).sum()
 
 
-def sample_of(policy: Policy, built: BuiltModel, training: bool) -> StepSample:
+def sample_of(policy: Policy, built: BuiltModel, training: bool, seed: int = SEED) -> StepSample:
     """The batch to measure: in training the first of the policy's `train` section, otherwise the model's own inputs.
+
+    `seed`: of the batches.
 
     Raises InputError if a function of `train` cannot be used, or its first batch is smaller than the batch size.
     """
@@ -123,7 +125,7 @@ def sample_of(policy: Policy, built: BuiltModel, training: bool) -> StepSample:
         return StepSample(Example(built.args, built.kwargs), batch)
     job = job_of(policy, 1, "cpu", tested=False)
     with current_directory_importable():
-        found = next(iter(pairs(BATCHES, called(BATCHES, job.batches, batch, SEED))), None)
+        found = next(iter(pairs(BATCHES, called(BATCHES, job.batches, batch, seed))), None)
     if found is None:
         raise TrainingCallError(BATCHES, "the training batches are empty")
     inputs, target = found[0], movable(found[1])

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from loka.bench.results import Chapter
 
 NAME = "bench"
-TEXTS = ("variant", "note", "why")  # columns of text after the first; the others hold numbers
+TEXTS = ("variant", "collective", "note", "why")  # columns of text after the first; the others hold numbers
 
 
 def command(
@@ -71,6 +71,10 @@ def command(
     rounds: Annotated[
         int | None, typer.Option(help="Of models: turns of each variant. Default: 8.", show_default=False)
     ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(help="Of models: training on so many of this machine's GPUs, DDP and FSDP2.", show_default=False),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure whole steps of a policy's model, side by side with other libraries, or record times of kernels."""
@@ -81,13 +85,14 @@ def command(
         "--only": only, "--variants": variants, "--record": record, "--parts": parts, "--policy": policy,
         "--seconds": None if seconds == math.inf else seconds, "--jobs": jobs or None, "--export": export,
         "--target": target, "--batch": batch, "--casting": casting, "--rounds": rounds,
+        "--gpus": gpus,
     }  # fmt: skip
     check_options(what, [name for name, value in options.items() if value is not None])
     given = tuple(names or ())
     if what == "model":
         from loka.bench.model.model_request import ModelRequest
 
-        show_models(ModelRequest(given, variants, only, casting, batch, rounds, seconds), out, as_json)
+        show_models(ModelRequest(given, variants, only, casting, batch, rounds, seconds, gpus), out, as_json)
         return
     _record_and_export(given, record, parts, policy, seconds, jobs, export, target, as_json)
 
@@ -130,14 +135,19 @@ def _record_and_export(
 
 def show_models(request: ModelRequest, out: Path, as_json: bool) -> None:
     """Measure whole steps of models and print the results; files are rewritten after each variant."""
-    from loka.bench.model import model_report
-    from loka.bench.model.model_request import run
+    from loka.bench.model import model_report, model_request
+    from loka.bench.ranks import ranks_report, ranks_run
 
-    found = run(request, out, note)
-    if as_json:
-        print_json(model_report.to_plain(found))
+    found: Any
+    shown: Any
+    if request.gpus is None:
+        found, shown = model_request.run(request, out, note), model_report
     else:
-        show(found.command, found.environment, model_report.chapters(found), model_report.notes(found))
+        found, shown = ranks_run.run(request, out, note), ranks_report
+    if as_json:
+        print_json(shown.to_plain(found))
+    else:
+        show(found.command, found.environment, shown.chapters(found), shown.notes(found))
     note(f"wrote {out / found.stem}.json and .md" if found.models else "nothing was measured: no time was left")
 
 

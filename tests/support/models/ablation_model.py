@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 WIDTH = 32
@@ -111,3 +113,19 @@ def held_out(batch_size: int, seed: int) -> list[tuple[dict[str, Any], Tensor]]:
 
 def loss(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.binary_cross_entropy_with_logits(output, target)
+
+
+def raising_once(output: Tensor, target: Tensor) -> Tensor:
+    """A loss that raises on rank 1, the first time in the current directory."""
+    if dist.is_initialized() and dist.get_rank() and not Path("failed").exists():
+        Path("failed").touch()
+        raise ValueError("not on this rank")
+    return loss(output, target)
+
+
+def dying_once(output: Tensor, target: Tensor) -> Tensor:
+    """A loss that ends the process of rank 1, the first time in the current directory."""
+    if dist.is_initialized() and dist.get_rank() and not Path("failed").exists():
+        Path("failed").touch()
+        os._exit(3)
+    return loss(output, target)

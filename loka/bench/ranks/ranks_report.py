@@ -1,0 +1,183 @@
+"""What `loka bench model --gpus` measured: as records, tables, Markdown and JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from loka.bench.machine import Environment
+from loka.bench.markdown import Table
+from loka.bench.model.model_report import in_milliseconds
+from loka.bench.ranks.rank_step import RankFigures
+from loka.bench.ranks.rank_variants import RankVariant
+from loka.bench.results import NOTHING, Chapter, markdown_page, plain_head, stem_of, without_empty, write_report
+
+METHOD = (
+    "One training step, everything in bfloat16 that is not in FP8, each rank with a batch of its own; figures are of "
+    "rank 0, medians over rounds. ratio: the speed over `bf16` of the same kind. `fsdp2`: fully_shard of each unit and "
+    "of the model; `gather`: its all-gathers carry FP8 weights; `alone`: without communication."
+)
+FIGURES = (
+    "step: of ten in a row. host: until the call returns, with an empty queue. NCCL: its kernels in a step, waiting "
+    "for other ranks included; exposed: of that, while nothing else ran. bare: the same collectives in a row, with "
+    "nothing beside them; DDP's are counted for each parameter by itself. peak: memory that a rank held, after its "
+    "first steps."
+)
+COLUMNS = ("variant", "step ms", "ratio", "host ms", "NCCL ms", "exposed ms", "peak MiB")
+MOVED = ("variant", "collective", "calls", "MB", "bare ms")
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutcome:
+    """One variant: its figures, or why there are none."""
+
+    variant: RankVariant
+    figures: RankFigures | None
+    failure: str = ""
+
+    @property
+    def step_ms(self) -> float | None:
+        """Median over the rounds."""
+        return None if self.figures is None else statistics.median(each.step_ms for each in self.figures.rounds)
+
+    @property
+    def host_ms(self) -> float | None:
+        """Median over the rounds."""
+        return None if self.figures is None else statistics.median(each.host_ms for each in self.figures.rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRanks:
+    """One policy's model."""
+
+    name: str  # of the policy
+    factory: str
+    batch: int  # of each rank
+    units: str = ""  # what fully_shard wraps, in words
+    step: str = ""  # loss and optimiser
+    outcomes: tuple[RankOutcome, ...] = ()
+    failure: str = ""  # why nothing, or nothing more, was measured
+
+    def ratio(self, outcome: RankOutcome) -> float | None:
+        """Its speed over that of its baseline; None without one of the two."""
+        base = next((each.step_ms for each in self.outcomes if each.variant.name == outcome.variant.baseline), None)
+        return base / outcome.step_ms if base is not None and outcome.step_ms is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class RanksReport:
+    """One run of `loka bench model --gpus`."""
+
+    command: str
+    date: str  # UTC, to the minute
+    environment: Environment
+    gpus: int
+    variables: dict[str, str]  # NCCL's, of the environment
+    models: tuple[MeasuredRanks, ...]
+
+    @property
+    def stem(self) -> str:
+        """File name without a suffix: ranks-2026-11-29T0812."""
+        return stem_of("ranks", self.date)
+
+
+def chapters(report: RanksReport) -> Iterator[Chapter]:
+    """A chapter for each model: steps, what the collectives move, and what failed."""
+    for model in report.models:
+        measured = [each for each in model.outcomes if each.figures is not None]
+        failed: list[tuple[str, ...]] = [
+            (each.variant.name, each.failure) for each in model.outcomes if each.figures is None
+        ]
+        tables: list[Table] = []
+        if measured:
+            tables.append(without_empty(COLUMNS, [_row(model, each) for each in measured]))
+        if moved := [row for each in measured for row in _moved(each)]:
+            tables.append((MOVED, moved))
+        if failed:
+            tables.append((("variant", "why"), failed))
+        yield Chapter(model.name, tuple(tables), heading(report, model))
+
+
+def heading(report: RanksReport, model: MeasuredRanks) -> str:
+    """The model in words."""
+    text = f"{model.factory} on {report.gpus} ranks, each at batch size {model.batch}"
+    text += f"; a step has {model.step}" if model.step else ""
+    text += f"; FSDP2's units are {model.units}" if model.units else ""
+    text += "".join(f"; {name}={value}" for name, value in report.variables.items())
+    gathered = dict.fromkeys(each.figures.gathering for each in model.outcomes if each.figures is not None)
+    text += "".join(f". {each}" for each in gathered if each)
+    return f"{text}." + (f" Nothing more was measured: {model.failure}" if model.failure else "")
+
+
+def _row(model: MeasuredRanks, outcome: RankOutcome) -> tuple[str, ...]:
+    figures, ratio = outcome.figures, model.ratio(outcome)
+    peak = None if figures is None else figures.peak_mib
+    times = (outcome.host_ms, *((None, None) if figures is None else (figures.nccl_ms, figures.exposed_ms)))
+    return (
+        outcome.variant.name,
+        _ms(outcome.step_ms),
+        NOTHING if ratio is None else f"{ratio:.3f}",
+        *map(_ms, times),
+        NOTHING if peak is None else f"{peak:.0f}",
+    )
+
+
+def _moved(outcome: RankOutcome) -> Iterator[tuple[str, ...]]:
+    for each in outcome.figures.collectives if outcome.figures is not None else ():
+        yield outcome.variant.name, each.kind, str(each.calls), f"{each.nbytes / 1e6:.2f}", _ms(each.bare_ms)
+
+
+def _ms(value: float | None) -> str:
+    return NOTHING if value is None else in_milliseconds(value)
+
+
+def notes(report: RanksReport) -> list[str]:
+    """How to read the tables."""
+    return [METHOD, FIGURES]
+
+
+def to_plain(report: RanksReport) -> dict[str, object]:
+    """The report as a dict for JSON."""
+    return {
+        **plain_head("ranks", report.command, report.date, report.environment),
+        "gpus": report.gpus,
+        "variables": report.variables,
+        "models": [
+            {
+                "name": model.name,
+                "factory": model.factory,
+                "batch_size": model.batch,
+                "units": model.units,
+                "step": model.step,
+                "failure": model.failure,
+                "lines": [_line(model, each) for each in model.outcomes],
+            }
+            for model in report.models
+        ],
+        "notes": notes(report),
+    }
+
+
+def _line(model: MeasuredRanks, outcome: RankOutcome) -> dict[str, object]:
+    variant = outcome.variant
+    line: dict[str, object] = {
+        "variant": variant.name,
+        "sharing": variant.sharing.value,
+        "numbers": variant.numbers.value,
+        "compiled": variant.compiled,
+        "failure": outcome.failure,
+    }
+    if outcome.figures is None:
+        return line
+    times = {"step_ms": outcome.step_ms, "host_ms": outcome.host_ms, "ratio": model.ratio(outcome)}
+    return line | times | dataclasses.asdict(outcome.figures)
+
+
+def write_files(report: RanksReport, folder: Path) -> tuple[Path, Path]:
+    """Write STEM.json and STEM.md into an existing folder, each atomically. Raises InputError."""
+    title = f"loka bench model --gpus, {report.date}"
+    page = markdown_page(title, report.command, f"{report.environment}.", chapters(report), notes(report))
+    return write_report(folder, report.stem, to_plain(report), page)
