@@ -14,7 +14,6 @@ from loka.bench.ranks.collectives import CollectiveFigures
 from loka.bench.ranks.rank_step import RankFigures
 from loka.bench.ranks.rank_variants import chosen_rank_variants
 from loka.bench.ranks.ranks_report import MeasuredRanks, RankOutcome, RanksReport
-from loka.bench.timing import RoundTiming
 from tests.support import markdown
 
 SLOW, FAST, FAILED = chosen_rank_variants("fsdp2-loka-fp8,ddp-bf16")
@@ -22,7 +21,7 @@ SLOW, FAST, FAILED = chosen_rank_variants("fsdp2-loka-fp8,ddp-bf16")
 
 def figures(step_ms: float, gathering: str = "") -> RankFigures:
     moved = (CollectiveFigures("all-gather", 14, 806_000_000, 1.89),)
-    return RankFigures((RoundTiming(step_ms, 7.5),), 1600.0, moved, 9.25, 3.5, (0.7,), gathering)
+    return RankFigures(step_ms, 7.5, 1600.0, moved, 9.25, 3.5, (0.7,), gathering)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 
 import torch
@@ -25,7 +26,7 @@ from loka.bench.packages import Workshop
 from loka.bench.ranks.collectives import CollectiveFigures, Collectives, all_reduces, nccl_times
 from loka.bench.ranks.rank_variants import Numbers, RankVariant, Sharing
 from loka.bench.timing import SEED, RoundTiming, timed_turn
-from loka.dispatch import LokaWarning, Patch
+from loka.dispatch import Patch
 from loka.errors import CheckFailedError
 from loka.model.callables import current_directory_importable
 from loka.mods.modded_model import model_without_mods
@@ -54,7 +55,8 @@ class RankJob:
 class RankFigures:
     """What one rank measured of a variant. `losses`: of its first steps."""
 
-    rounds: tuple[RoundTiming, ...]
+    step_ms: float  # a median over the rounds, as host_ms
+    host_ms: float
     peak_mib: float | None
     collectives: tuple[CollectiveFigures, ...]
     nccl_ms: float | None  # NCCL's kernels in a step, waiting for other ranks included; None if not seen
@@ -71,6 +73,7 @@ def serve(job: RankJob, rank: int, store: str, channel: Connection) -> None:
     `store`: a new file, over which the ranks find each other.
     """
     os.dup2(2, 1)  # stdout is for results only, but compilers write to it
+    warnings.simplefilter("ignore")  # each rank would repeat them for each variant
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // job.world))
     try:
         with _ready(job, rank, store) as subject:
@@ -131,7 +134,8 @@ class RankSubject:
         if variant.sharing is Sharing.DDP:
             trained = [each for each in model.parameters() if each.requires_grad]
             collectives = (all_reduces(trained, device, self.job.steps),)
-        return RankFigures(rounds, peak, collectives, nccl, exposed, losses, gathering)
+        step_ms, host_ms = median(each.step_ms for each in rounds), median(each.host_ms for each in rounds)
+        return RankFigures(step_ms, host_ms, peak, collectives, nccl, exposed, losses, gathering)
 
     def _turn(self, step: WholeStep) -> RoundTiming:
         dist.barrier()
@@ -146,9 +150,7 @@ class RankSubject:
         model: nn.Module = copy.deepcopy(self.base).to(device=device, dtype=torch.bfloat16).train()
         patch: Patch | None = None
         if variant.numbers is not Numbers.BF16:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", LokaWarning)  # about the device and a new model: irrelevant here
-                patch = self._package(sharing).apply(model)
+            patch = self._package(sharing).apply(model)
         if sharing is Sharing.FSDP2:
             for name in sorted(units_of(self.job.policy, model)):
                 fully_shard(model.get_submodule(name))
@@ -156,7 +158,9 @@ class RankSubject:
         elif sharing is Sharing.DDP:
             devices = [torch.cuda.current_device()] if device == "cuda" else None
             model = DistributedDataParallel(model, device_ids=devices)
-        gathering = str(patch.gather_fp8()) if patch is not None and variant.numbers is Numbers.GATHERED else ""
+        gathering = ""
+        if patch is not None and variant.numbers is Numbers.GATHERED:
+            gathering = "; ".join(line.strip() for line in str(patch.gather_fp8()).splitlines())
         return model, patch, gathering
 
     def _package(self, sharing: Sharing) -> ModuleType:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,16 +37,6 @@ class RankOutcome:
     figures: RankFigures | None
     failure: str = ""
 
-    @property
-    def step_ms(self) -> float | None:
-        """Median over the rounds."""
-        return None if self.figures is None else statistics.median(each.step_ms for each in self.figures.rounds)
-
-    @property
-    def host_ms(self) -> float | None:
-        """Median over the rounds."""
-        return None if self.figures is None else statistics.median(each.host_ms for each in self.figures.rounds)
-
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRanks:
@@ -61,10 +50,10 @@ class MeasuredRanks:
     outcomes: tuple[RankOutcome, ...] = ()
     failure: str = ""  # why nothing, or nothing more, was measured
 
-    def ratio(self, outcome: RankOutcome) -> float | None:
-        """Its speed over that of its baseline; None without one of the two."""
-        base = next((each.step_ms for each in self.outcomes if each.variant.name == outcome.variant.baseline), None)
-        return base / outcome.step_ms if base is not None and outcome.step_ms is not None else None
+    def ratio(self, variant: RankVariant, figures: RankFigures) -> float | None:
+        """The speed over that of the variant's baseline; None without it."""
+        base = next((each.figures for each in self.outcomes if each.variant.name == variant.baseline), None)
+        return None if base is None else base.step_ms / figures.step_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +76,16 @@ class RanksReport:
 def chapters(report: RanksReport) -> Iterator[Chapter]:
     """A chapter for each model: steps, what the collectives move, and what failed."""
     for model in report.models:
-        measured = [each for each in model.outcomes if each.figures is not None]
-        failed: list[tuple[str, ...]] = [
-            (each.variant.name, each.failure) for each in model.outcomes if each.figures is None
-        ]
+        measured = [(each.variant, each.figures) for each in model.outcomes if each.figures is not None]
+        failed = [(each.variant.name, each.failure) for each in model.outcomes if each.figures is None]
+        moved = [row for variant, figures in measured for row in _moved(variant, figures)]
         tables: list[Table] = []
         if measured:
-            tables.append(without_empty(COLUMNS, [_row(model, each) for each in measured]))
-        if moved := [row for each in measured for row in _moved(each)]:
+            tables.append(without_empty(COLUMNS, [_row(model, *each) for each in measured]))
+        if moved:
             tables.append((MOVED, moved))
         if failed:
-            tables.append((("variant", "why"), failed))
+            tables.append((("variant", "why"), [*failed]))
         yield Chapter(model.name, tuple(tables), heading(report, model))
 
 
@@ -112,22 +100,20 @@ def heading(report: RanksReport, model: MeasuredRanks) -> str:
     return f"{text}." + (f" Nothing more was measured: {model.failure}" if model.failure else "")
 
 
-def _row(model: MeasuredRanks, outcome: RankOutcome) -> tuple[str, ...]:
-    figures, ratio = outcome.figures, model.ratio(outcome)
-    peak = None if figures is None else figures.peak_mib
-    times = (outcome.host_ms, *((None, None) if figures is None else (figures.nccl_ms, figures.exposed_ms)))
+def _row(model: MeasuredRanks, variant: RankVariant, figures: RankFigures) -> tuple[str, ...]:
+    ratio, peak = model.ratio(variant, figures), figures.peak_mib
     return (
-        outcome.variant.name,
-        _ms(outcome.step_ms),
+        variant.name,
+        _ms(figures.step_ms),
         NOTHING if ratio is None else f"{ratio:.3f}",
-        *map(_ms, times),
+        *map(_ms, (figures.host_ms, figures.nccl_ms, figures.exposed_ms)),
         NOTHING if peak is None else f"{peak:.0f}",
     )
 
 
-def _moved(outcome: RankOutcome) -> Iterator[tuple[str, ...]]:
-    for each in outcome.figures.collectives if outcome.figures is not None else ():
-        yield outcome.variant.name, each.kind, str(each.calls), f"{each.nbytes / 1e6:.2f}", _ms(each.bare_ms)
+def _moved(variant: RankVariant, figures: RankFigures) -> Iterator[tuple[str, ...]]:
+    for each in figures.collectives:
+        yield variant.name, each.kind, str(each.calls), f"{each.nbytes / 1e6:.2f}", _ms(each.bare_ms)
 
 
 def _ms(value: float | None) -> str:
@@ -172,8 +158,7 @@ def _line(model: MeasuredRanks, outcome: RankOutcome) -> dict[str, object]:
     }
     if outcome.figures is None:
         return line
-    times = {"step_ms": outcome.step_ms, "host_ms": outcome.host_ms, "ratio": model.ratio(outcome)}
-    return line | times | dataclasses.asdict(outcome.figures)
+    return line | {"ratio": model.ratio(variant, outcome.figures), **dataclasses.asdict(outcome.figures)}
 
 
 def write_files(report: RanksReport, folder: Path) -> tuple[Path, Path]:

@@ -165,12 +165,11 @@ def _outcomes(
                 variant, begun = left.pop(0), time.monotonic()
                 _send(ranks, variant)
                 figures, failure = _received(ranks, end)
-                outcome = RankOutcome(variant, figures, failure)
                 text = f"failed: {failure}"
-                if outcome.step_ms is not None:
-                    text = f"{in_milliseconds(outcome.step_ms)} ms, after {time.monotonic() - begun:.0f} s"
+                if figures is not None:
+                    text = f"{in_milliseconds(figures.step_ms)} ms, after {time.monotonic() - begun:.0f} s"
                 progress(f"{variant.name}: {text}")
-                yield outcome
+                yield RankOutcome(variant, figures, failure)
             if not failure:
                 _send(ranks, None)
 
