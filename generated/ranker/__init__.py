@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "f695d4531e553ccf3da05d764fbee9f2ec53afe44d63e76c4a50ec02d04df1e1"
+STAMP = "43261e5bf22752feddf1504d4d85bbc558abafa71257b956810f922f0bde856d"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

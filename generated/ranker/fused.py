@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "f695d4531e553ccf3da05d764fbee9f2ec53afe44d63e76c4a50ec02d04df1e1"
+STAMP = "43261e5bf22752feddf1504d4d85bbc558abafa71257b956810f922f0bde856d"
 
 kernel = operators.of_package(__package__, "21441692")
 

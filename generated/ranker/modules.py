@@ -20,7 +20,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "f695d4531e553ccf3da05d764fbee9f2ec53afe44d63e76c4a50ec02d04df1e1"
+STAMP = "43261e5bf22752feddf1504d4d85bbc558abafa71257b956810f922f0bde856d"
 
 
 class EmbedDense(dispatch.Bound):

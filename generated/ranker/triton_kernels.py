@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "f695d4531e553ccf3da05d764fbee9f2ec53afe44d63e76c4a50ec02d04df1e1"
+STAMP = "43261e5bf22752feddf1504d4d85bbc558abafa71257b956810f922f0bde856d"
 
 
 @triton.jit

@@ -91,14 +91,15 @@ def _planned(
     sites = tuple(index[stage.linear] for stage in chain.stages)
     biases = [site_call(forward, stage.linear).bias is not None for stage in chain.stages]
     own = [plans[number] for number in sites]
-    residuals = [residual_stage(forward, chain, stage) for stage in chain.stages]
-    others = _others(forward, chain, residuals)
-    shape = chain_shape(chain, own, biases, [chain_recipe(plan) for plan in own], residuals, others)
+    sums, others = _sums_of(forward, chain)
+    multiplier = next((name for name, ref in others if ref == chain.stages[0].multiplier), None)
+    recipes = [chain_recipe(plan) for plan in own]
+    shape = chain_shape(chain, own, biases, recipes, sums, [name for name, _ in others], multiplier)
     missing = _missing_columns(forward, chain, shape)
     if missing:
         first, *rest = shape.stages
         shape = replace(shape, stages=(replace(first, given=first.k - missing), *rest))
-    return PlannedChain(chain, shape, sites, tuple(others))
+    return PlannedChain(chain, shape, sites, tuple(ref for _, ref in others))
 
 
 def _missing_columns(forward: ForwardIR, chain: LinearChain, shape: ChainShape) -> int:
@@ -118,15 +119,26 @@ def _without_operands(planned: PlannedChain) -> set[str]:
     }
 
 
-def _others(forward: ForwardIR, chain: LinearChain, residuals: Sequence[int | None]) -> dict[Ref, str]:
-    """The locals from outside that stages multiply by and add, but for the chain's input, and names for them."""
+def _sums_of(
+    forward: ForwardIR, chain: LinearChain
+) -> tuple[list[tuple[str | None, str | int | None]], list[tuple[str, Ref]]]:
+    """The names each stage multiplies by and adds, and the (name, argument) pairs that are passed for them."""
+    inner = [residual_stage(forward, chain, stage) for stage in chain.stages]
     outer: dict[Ref, None] = {}
     x = chain_input(forward, chain)
-    for stage, number in zip(chain.stages, residuals, strict=True):
-        residual = stage.residual if number is None else None
-        refs = (stage.before_multiplier, stage.times, residual, stage.multiplier)
+    for stage, number in zip(chain.stages, inner, strict=True):
+        refs = (stage.multiplier, stage.times, stage.residual if number is None else None)
         outer.update({ref: None for ref in refs if ref is not None and ref.text != x})
-    return {ref: "other" if len(outer) == 1 else f"other_{place}" for place, ref in enumerate(outer)}
+    names = {ref: "other" if len(outer) == 1 else f"other_{place}" for place, ref in enumerate(outer)}
+
+    def name(ref: Ref | None) -> str | None:
+        return None if ref is None else names.get(ref, "x")
+
+    sums: list[tuple[str | None, str | int | None]] = [
+        (name(stage.times), name(stage.residual) if number is None else number)
+        for stage, number in zip(chain.stages, inner, strict=True)
+    ]
+    return sums, [(names[ref], ref) for ref in outer]
 
 
 def site_call(forward: ForwardIR, place: int) -> SiteCall:
@@ -157,7 +169,7 @@ def chain_arguments(
             call = replace(call, x=bare.x, weight=bare.weight)
         parts = statement_text.linear_text(call, name)
         if not groups:
-            x = scope.text(forward.statements[chain.first].operands[0]) if shape.stages[0].ops_before else parts.x
+            x = parts.x if stage.before is None else scope.text(forward.statements[chain.first].operands[0])
             before = _norm_texts(stage.before, scope)
             around = [x, *map(scope.text, planned.others), *([tuple_of(before)] if before else [])]
         group = [or_frozen(number, parts.weight) if freezes else parts.weight]
