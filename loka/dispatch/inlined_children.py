@@ -31,10 +31,15 @@ def watch_children(bound: nn.Module, inlined: Iterable[str]) -> None:
 
 
 def _refuse_around(holder: nn.Module, name: str, module: nn.Module | None) -> None:
-    """Raise BindError for a module that holds the child whose place it takes."""
+    """Raise BindError for a module that holds the child whose place it takes.
+
+    A child may be set again to itself, as torchrec's DistributedModelParallel does with what it does not shard.
+    """
     owner = _HOLDERS.get(id(holder), {}).get(name, lambda: None)()
     child = holder._modules.get(name)
-    if not isinstance(owner, Bound) or module is None or all(each is not child for each in module.modules()):
+    if not isinstance(owner, Bound) or module is None or module is child:
+        return
+    if all(each is not child for each in module.modules()):
         return
     raise BindError(
         f"{type(module).__name__} cannot be put around {name!r} of a {type(holder).__name__}: its forward is part of a "

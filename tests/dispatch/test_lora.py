@@ -82,6 +82,17 @@ def test_around_a_child_whose_forward_is_part_of_a_generated_one():
     models.step(model)
 
 
+def test_a_child_may_be_set_again_to_itself():
+    """torchrec's DistributedModelParallel does so with all that it does not shard."""
+    model = models.Blocks()
+    patch = sample.apply(model, (sample.blocks("layers.0"),))
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            setattr(module, name, child)
+    models.step(model)
+    patch.verify()
+
+
 def test_what_is_not_around_it_may_take_its_place():
     """`verify` says what became of it."""
     model = models.Blocks()

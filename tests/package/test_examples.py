@@ -8,12 +8,10 @@ import io
 import re
 import runpy
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
 import torch
-from torch import multiprocessing
 from typer.testing import CliRunner
 
 from loka.cli import main
@@ -42,19 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> Path:
     """The folder after the scripts for several processes ran in it."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in workers.SCRIPTS]
-        for free in sockets:
-            free.bind(("localhost", 0))
-        ports = tuple(free.getsockname()[1] for free in sockets)
-    processes = multiprocessing.spawn(workers.start, (str(folder), ports), nprocs=workers.WORLD, join=False)
-    assert processes is not None
-    try:
-        for _ in range(workers.WORLD):  # each call returns when one has ended
-            processes.join(timeout=90)
-    finally:
-        for process in processes.processes:
-            process.kill()
+    workers.start_all(folder, workers.SCRIPTS, steps=2)
     return folder
 
 
