@@ -292,3 +292,12 @@ def test_a_sum_is_as_sure_as_its_least_sure_part_and_noises_add_up_as_squares() 
     assert found.source is TimeSource.ESTIMATED
     assert found.us == pytest.approx(first.us + second.us)
     assert found.noise == pytest.approx((first.noise**2 + second.noise**2) ** 0.5)
+
+
+def test_what_no_kernel_takes_behind_a_native_gemm_is_the_compilers() -> None:
+    taken, left = (
+        workload_of(SIZES, Recipe.of(AS_IS), replace(AROUND, takes_after=takes), True, False) for takes in (True, False)
+    )
+    for parts, kernels in ((taken, ("rendered", "rendered")), (left, ("rendered", "compiled"))):
+        by_width = {part.columns: part.kernel for part in (*parts.forward, *parts.backward) if part.around}
+        assert (by_width[SIZES.k], by_width[SIZES.n]) == kernels

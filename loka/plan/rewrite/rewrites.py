@@ -266,8 +266,9 @@ def _chained(request: RewriteRequest, forward: ForwardIR) -> tuple[tuple[LinearC
     """The chains of FP8 linears, and those of native ones."""
     fp8 = [region for region in forward.regions if region.site in request.chained]
     kept = [region for region in forward.regions if region.site in request.kept]
-    fp8_chains, kept_chains = (find_chains(forward, regions, KERNEL_OPERATIONS) for regions in (fp8, kept))
-    return fp8_chains, kept_chains
+    # As generated code has it: a native chain takes neither sums nor products with matrices.
+    native = find_chains(forward, kept, KERNEL_OPERATIONS, sums=lambda site: False)
+    return find_chains(forward, fp8, KERNEL_OPERATIONS), native
 
 
 def with_regions(plans: Sequence[SitePlan], rewrites: Rewrites) -> tuple[SitePlan, ...]:

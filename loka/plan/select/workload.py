@@ -205,7 +205,8 @@ def _plain(sizes: SiteSizes, recipe: Recipe, around: Surroundings, kernel: str) 
     """Each FP8 GEMM quantizes its own operands; norms and activations stay native, on this kind of kernel."""
     m, k, n = sizes.m, sizes.k, sizes.n
     forward = [*_native(PartKind.FORWARD, m, k, around.before, RENDERED if around.made_before else kernel)]
-    backward = [*_native(PartKind.BACKWARD, m, n, around.after, kernel)]
+    of_after = kernel if around.takes_after else COMPILED
+    backward = [*_native(PartKind.BACKWARD, m, n, around.after, of_after)]
     fprop, dgrad, wgrad = recipe.fprop, recipe.dgrad, recipe.wgrad
     if fprop is not None:
         forward += [_quantized(fprop[0], m, k), _quantized(fprop[1], n, k)]
@@ -215,7 +216,7 @@ def _plain(sizes: SiteSizes, recipe: Recipe, around: Surroundings, kernel: str) 
         backward += [_quantized(dgrad[0], m, n), *weight]
     if wgrad is not None:
         backward += [*_across(wgrad[0], m, n), *_across(wgrad[1], m, k)]
-    forward += _native(PartKind.FORWARD, m, n, around.after, kernel, around.last)
+    forward += _native(PartKind.FORWARD, m, n, around.after, of_after, around.last)
     if not recipe.has_dgrad and not recipe.has_wgrad:
         return Workload(tuple(forward), ())
     if recipe.has_dgrad:

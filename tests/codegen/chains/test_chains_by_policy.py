@@ -171,3 +171,15 @@ def test_a_gate_is_part_of_the_chain_that_it_multiplies(name: str, chain: str, p
     with made.apply(bound) as patch:
         check_exact_numbers(own, bound, cast(ModuleType, SimpleNamespace(example_inputs=sum_models.rows_of_128)))
         patch.verify()
+
+
+@pytest.mark.slow
+def test_a_plan_says_of_a_native_linear_with_a_residual_what_is_generated(package: Make) -> None:
+    text = (
+        'version: 1\nname: kept\nmodel: {factory: "tests.support.models.sum_models:residual", inputs: '
+        '"tests.support.models.sum_models:rows_of_128", batch_size: 64}\nmods: {auto: false}\n'
+        "defaults: {compute: keep, fuse: always}\n"
+    )
+    plan, files, _ = package("gen_kept_residual", text)
+    assert {site.site.name: site.region for site in plan.sites} == {"0.first": ("linear", "relu"), "0.second": ()}
+    assert "torch.nn.functional.layer_norm(" in files["modules.py"]  # left to the compiler, as the plan says

@@ -157,5 +157,21 @@ def masked() -> nn.Module:
 
 
 def rows_of_128(batch: int) -> tuple[Tensor]:
-    """Inputs of both."""
+    """Inputs of all of these."""
     return (torch.randn(batch, 128),)
+
+
+class Residual(nn.Module):
+    """relu(norm(second(relu(first(x))) + x)): rows (M, 128) -> (M, 128)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.norm = nn.Linear(128, 128), nn.Linear(128, 128), nn.LayerNorm(128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.second(torch.relu(self.first(x))) + x))
+
+
+def residual() -> nn.Module:
+    """As a model's factory."""
+    return nn.Sequential(Residual())
