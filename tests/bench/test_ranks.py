@@ -50,10 +50,7 @@ def test_two_ranks_have_their_bytes_and_the_same_losses(written: Callable[[str],
     (data,) = tmp_path.glob("ranks-*.json")
     plain = json.loads(data.read_text())
     rows: dict[str, Any] = {line["variant"]: line for line in plain["models"][0]["lines"]}
-    moved = {
-        name: {each["kind"]: each["nbytes"] for each in row["collectives"]}
-        for name, row in rows.items()
-    }  # fmt: skip
+    moved = {name: {each["kind"]: each["nbytes"] for each in row["collectives"]} for name, row in rows.items()}
     assert list(rows) == [each.name for each in RANK_VARIANTS if each.name in {*names.split(","), *moved}]
     assert len(rows) == 5, "and the two baselines"
     gathered, bound = rows["fsdp2-loka-fp8-gather-eager"], rows["fsdp2-loka-fp8-eager"]

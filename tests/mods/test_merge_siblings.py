@@ -146,29 +146,3 @@ def test_a_module_that_cannot_be_read_stays_a_call_beside_what_is_merged(tmp_pat
     )
     (mod,) = make_plan(policy).mods
     assert [result.site for result in mod.rewritten] == ["q+k"]
-
-
-class Gated(nn.Module):
-    """Three experts and two gates over one input, as in an MMoE of two tasks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.experts = nn.ModuleList(nn.Linear(8, 32) for _ in range(3))
-        self.gates = nn.ModuleList(nn.Linear(8, 3) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        experts = torch.stack([expert(x).relu() for expert in self.experts], 1)
-        return torch.cat([(gate(x).softmax(-1)[:, None] @ experts)[:, 0] for gate in self.gates], 1)
-
-    def example_inputs(self, batch: int) -> tuple[Tensor, ...]:
-        return inputs(batch)
-
-
-def test_gates_of_an_odd_size_are_merged_apart_from_the_experts(tmp_path: Path) -> None:
-    policy = tmp_path / "p.yaml"
-    model = f'{{factory: "{__name__}:Gated", batch_size: 32}}'
-    policy.write_text(
-        f"version: 1\nname: p\nmodel: {model}\ndefaults: {{compute: keep}}\nmods: [{{use: merge_siblings}}]\n"
-    )
-    (mod,) = make_plan(policy).mods
-    assert [result.site for result in mod.rewritten] == ["experts.0+experts.1+experts.2", "gates.0+gates.1"]

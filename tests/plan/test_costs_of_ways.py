@@ -294,10 +294,13 @@ def test_a_sum_is_as_sure_as_its_least_sure_part_and_noises_add_up_as_squares() 
     assert found.noise == pytest.approx((first.noise**2 + second.noise**2) ** 0.5)
 
 
-def test_what_no_kernel_takes_behind_a_native_gemm_is_the_compilers() -> None:
+@pytest.mark.parametrize("recipe", [AS_IS, CHAIN], ids=["native", "chain"])
+def test_what_no_kernel_takes_behind_a_gemm_is_the_compilers(recipe) -> None:
     taken, left = (
-        workload_of(SIZES, Recipe.of(AS_IS), replace(AROUND, takes_after=takes), True, False) for takes in (True, False)
+        workload_of(SIZES, Recipe.of(recipe), replace(AROUND, takes_after=takes), True, False)
+        for takes in (True, False)
     )
-    for parts, kernels in ((taken, ("rendered", "rendered")), (left, ("rendered", "compiled"))):
-        by_width = {part.columns: part.kernel for part in (*parts.forward, *parts.backward) if part.around}
-        assert (by_width[SIZES.k], by_width[SIZES.n]) == kernels
+    for workload, kernel in ((taken, "rendered"), (left, "compiled")):
+        parts = [part for part in (*workload.forward, *workload.backward) if part.around]
+        assert {part.kernel for part in parts if part.columns == SIZES.n} == {kernel}
+        assert {part.kernel for part in parts if part.columns == SIZES.k} == {"rendered"}

@@ -33,7 +33,6 @@ from loka.policy.settings import SiteSettings
 
 NAME = "merge_siblings"
 ALONE = "no other linear that the mod is for reads its input"
-ALIGNED = 16  # elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +117,7 @@ def _joined(parts: Sequence[Arg]) -> Call:
 
 @dataclass(frozen=True, slots=True)
 class MergeSiblingsMod:
-    """Merges sites of one K, M and dtype that read one tensor and have the same settings in the policy.
-
-    An N that is no multiple of 16, as a gate's, is merged with others of its kind: in a sum with the experts' it would
-    leave rows that the library's fast kernels do not take, and that FP8 would pad.
-    """
+    """Merges the sites of one K, M and dtype that read one tensor, and that have the same settings in the policy."""
 
     name: str = NAME
     exact: bool = True
@@ -152,11 +147,11 @@ class MergeSiblingsMod:
 
 
 def _alike(model: ModelInChange, group: Sequence[str], outcome: SiteOutcome) -> Iterator[list[str]]:
-    """The sites of a group that can be one GEMM: of one K, M, dtype and alignment of N, and with the same settings."""
+    """The sites of a group that can be one GEMM: of one K, M and dtype, and with the same settings."""
     shapes: dict[tuple[object, ...], list[str]] = {}
     for name in group:
         site = model.sites[name]
-        shapes.setdefault((site.k, site.rows, site.n % ALIGNED == 0, *model.kind_of_weight(site)), []).append(name)
+        shapes.setdefault((site.k, site.rows, *model.kind_of_weight(site)), []).append(name)
     for names in shapes.values():
         by_policy: list[list[str]] = []
         for name in names:

@@ -179,17 +179,18 @@ def _chained(sizes: SiteSizes, recipe: Recipe, around: Surroundings, fused: bool
     rows = "e4m3 rowwise"  # a static scale is written in one pass as well
     weight = "e4m3 tensorwise" if recipe.is_static else rows
     kernel = RENDERED if fused else COMPILED
+    of_after = kernel if around.takes_after else COMPILED
     if fused and around.before and (joined or around.takes_before):
         forward.append(_part(PartKind.FORWARD, m, k, rows, around.before))
     else:
         forward += _native(PartKind.FORWARD, m, k, around.before, RENDERED if around.made_before else kernel)
         forward.append(_part(PartKind.QUANTIZE, m, k, rows))
     forward.append(_part(PartKind.QUANTIZE, n, k, weight))
-    forward += _native(PartKind.FORWARD, m, n, around.after, kernel, around.last)
+    forward += _native(PartKind.FORWARD, m, n, around.after, of_after, around.last)
     if fused and around.after and around.takes_after:
         backward.append(_part(PartKind.BACKWARD, m, n, rows, around.after))
     else:
-        backward += _native(PartKind.BACKWARD, m, n, around.after, kernel)
+        backward += _native(PartKind.BACKWARD, m, n, around.after, of_after)
         backward.append(_part(PartKind.QUANTIZE, m, n, rows))
     if not recipe.has_dgrad and not recipe.has_wgrad:
         return Workload(tuple(forward), ())
