@@ -70,6 +70,7 @@ def start(rank: int, folder: str, ports: tuple[int, ...], scripts: Scripts, step
             run(Path(folder), script, steps, lambda function, **_: function, *options)
         if rank == 0 and checkpoint:
             shutil.copy(Path(folder, checkpoint), Path(folder, f"{name}.pt"))
+    os._exit(0)  # all files are closed; threads that TorchRec leaves abort an interpreter that ends by itself
 
 
 def start_all(folder: Path, scripts: Scripts, steps: int) -> None:
