@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "43261e5bf22752feddf1504d4d85bbc558abafa71257b956810f922f0bde856d"
+STAMP = "617f5eb3f8763127781e8562af1bdc0e49e23f5ea76d0c52a360a0fb93e64c10"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -18,9 +18,9 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "43261e5bf22752feddf1504d4d85bbc558abafa71257b956810f922f0bde856d"
+STAMP = "617f5eb3f8763127781e8562af1bdc0e49e23f5ea76d0c52a360a0fb93e64c10"
 
-kernel = operators.of_package(__package__, "21441692")
+kernel = operators.of_package(__package__, "a8712776")
 
 # Gradient of addition -> e4m3 with one power-of-two scale a row.
 # grad -> values, scale, scale_max, dadd
@@ -118,7 +118,7 @@ fm_interaction_16x128_to_16_8 = kernel(
 fm_interaction_backward_16x128_to_16_8_passed = kernel(
     FmOperator(
         FmBackward(sizes=FmSizes(embeddings=16, dim=128, rank=16, made=8), passed=True),
-        FmConfiguration(chunk=64, stages=3, stages_wide=3, warps=4, programs=2),
+        FmConfiguration(chunk=64, stages=3, stages_wide=3, warps=2, programs=4),
     ),
 )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "43261e5bf22752feddf1504d4d85bbc558abafa71257b956810f922f0bde856d"
+STAMP = "617f5eb3f8763127781e8562af1bdc0e49e23f5ea76d0c52a360a0fb93e64c10"
 
 
 @triton.jit
@@ -271,8 +271,11 @@ def power_of_two_scale(amax, LIMIT: tl.constexpr):
 
 @triton.jit
 def nan_unless_finite(x):
-    """Zero where x is finite, elsewhere NaN. Maxima ignore NaN, so that adding this leaves out what is not finite."""
-    return x - x
+    """Zero where x is finite, elsewhere NaN. Maxima ignore NaN, so that adding this leaves out what is not finite.
+
+    Not x - x: of a product that would become a fused multiply-add, which gives the product's rounding error.
+    """
+    return tl.abs(x) * 0.0
 
 
 @triton.jit

@@ -9,6 +9,7 @@ from loka.devices.spec import (
     DeviceSpec,
     DotLaunch,
     Execution,
+    FmBackwardLaunch,
     FmInteractionLaunch,
     FusedCastLaunch,
     HostCosts,
@@ -118,7 +119,14 @@ _LAUNCHES = LaunchTables(
     products_columns=1024,
     maxima_chunk=1024,
     fm_interaction=FmInteractionLaunch(
-        fetched=8192, forward=(4, 2), chunk=64, stages=3, few=64, backward_few=(4, 2), backward=(8, 1)
+        fetched=8192,
+        forward=(4, 2),
+        stages=3,
+        backward=(
+            FmBackwardLaunch(embeddings=32, chunk=64, chunk_passed=64, warps=2, programs=4),
+            FmBackwardLaunch(embeddings=64, chunk=128, chunk_passed=64, warps=4, programs=2),
+            FmBackwardLaunch(embeddings=256, chunk=64, chunk_passed=64, warps=8, programs=1),
+        ),
     ),
     concat_norm=ConcatNormLaunch(
         wide=2048,

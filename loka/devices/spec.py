@@ -132,16 +132,24 @@ class FusedCastLaunch:
 
 
 @dataclass(frozen=True, slots=True)
+class FmBackwardLaunch:
+    """Launch of the backward of FM interactions of up to so many embeddings, padded to a power of two."""
+
+    embeddings: int
+    chunk: int  # most columns of a step
+    chunk_passed: int  # the same where a gradient of x is added
+    warps: int
+    programs: int
+
+
+@dataclass(frozen=True, slots=True)
 class FmInteractionLaunch:
-    """Launch of FM interactions; measured at 64 x 128 and 128 x 256 (docs/results/LOG.md)."""
+    """Launch of FM interactions; measured at 32 to 64 x 128 and 128 x 256 (docs/results/LOG.md)."""
 
     fetched: int  # elements of a sample up to which three samples are prefetched into shared memory, above it two
     forward: tuple[int, int]  # warps and programs
-    chunk: int  # most columns of a backward's step
     stages: int  # most steps of a backward that are prefetched
-    few: int  # embeddings up to which a backward uses `backward_few`
-    backward_few: tuple[int, int]
-    backward: tuple[int, int]
+    backward: tuple[FmBackwardLaunch, ...]  # by embeddings, the last for the most that there are
 
 
 @dataclass(frozen=True, slots=True)

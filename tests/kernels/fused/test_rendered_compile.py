@@ -9,7 +9,7 @@ import pytest
 from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from tests.support.kernels.aligned_cases import ALIGNED
-from tests.support.kernels.ptx_registers import unset_halves
+from tests.support.kernels.ptx_registers import rounding_errors, unset_halves
 from tests.support.kernels.rendered_cases import PARTS, norm_specs, write_package
 from tests.support.kernels.sm90 import SHARED, compiled, launches, spilled
 from tests.support.pairwise import pairwise
@@ -45,6 +45,7 @@ def test_it_compiles_for_hopper(package, spec, tmp_path):
     assert binary.metadata.shared <= SHARED
     converts = "cvt.rn.satfinite.e4m3x2.f32" in binary.asm["ptx"]
     assert not unset_halves(binary.asm["ptx"])
+    assert not rounding_errors(binary.asm["ptx"])
     assert converts == ("values" in spec.results or isinstance(spec, RequantizeTranspose))
     if getattr(spec, "width", 0) <= 8192:
         # Wide backwards with an activation fill the registers: see configs.py.

@@ -42,3 +42,14 @@ def unset_halves(ptx: str) -> set[str]:
     for word, halves in words.items():
         read.update(halves[half] for half in halves_read.get(word, set()))
     return {register for register in read - written if register.startswith("%rs")}
+
+
+def rounding_errors(ptx: str) -> list[str]:
+    """The fused multiply-adds that subtract the rounded product of their own factors, as an x - x of a product gives.
+
+    Registers of PTX are assigned once, so that their names tell.
+    """
+    products = {found[1]: (found[2], found[3]) for found in re.finditer(r"mul\.f32 \t(\S+), (\S+), (\S+);", ptx)}
+    negated = {found[1]: found[2] for found in re.finditer(r"neg\.f32 \t(\S+), (\S+);", ptx)}
+    fused = re.finditer(r"fma\.rn\.f32 \t\S+, (\S+), (\S+), (\S+);", ptx)
+    return [each[0] for each in fused if products.get(negated.get(each[3], "")) == (each[1], each[2])]
