@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "617f5eb3f8763127781e8562af1bdc0e49e23f5ea76d0c52a360a0fb93e64c10"
+STAMP = "626c2836c411c3182f5d8689ade24860f732b34da3546dbb60a2872fe94ecd78"
 
 kernel = operators.of_package(__package__, "a8712776")
 

@@ -32,7 +32,7 @@ from loka.dispatch.chain_stages import (
 from loka.dispatch.runtime import Weight, is_empty, output_dtype, saved_tensors, without_rows
 from loka.dispatch.shard.gathered_weight import GatheredWeight
 from loka.errors import InputError
-from loka.kernels.chain_values import Chain
+from loka.kernels.chain_values import Chain, Stage
 
 CounterIds = tuple[int, ...]  # of the fprop of each FP8 linear
 # Of a norm; or of a linear and what follows, its weight first. A BatchNorm or a dropout is its module.
@@ -125,9 +125,10 @@ class ChainFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         chain, fused, dtypes, needed = ctx.chain, ctx.fused, ctx.dtypes, ctx.needs_input_grad
-        head, *stages = _restored(ctx)
-        multiplier = () if chain.multiplier is None else (1 + chain.others.index(chain.multiplier),)
-        needs_dx = bool(chain.head.names) or any(needed[_BEFORE + place] for place in (0, *multiplier))
+        values = _restored(ctx)
+        head, *stages = values
+        of_others = dict(zip(("x", *chain.others), needed[_BEFORE:], strict=False))
+        needs_dx = bool(chain.head.names) or of_others["x"] or of_others.get(chain.head.multiplier, False)
         gradients: list[Values] = [{} for _ in stages]
         of_head: Values = {}
         partial: list[Partial] = []
@@ -157,19 +158,18 @@ class ChainFunction(torch.autograd.Function):
                 (stages[number - 1] if number else head)["grad"] = own.pop("grad")
         dx = None
         if needs_dx and chain.head.backward is not None:
-            head["residual_grad"] = of_argument(chain, fused, stages, "x", dtypes[0])
+            head["residual_grad"] = of_argument(chain, fused, values, "x", dtypes[0])
             launch(fused, chain.head.backward, head, head)
             dx = head["dx"].to(dtypes[0])
             partial += partial_sums(chain.head, head, of_head)
         while partial:
             partial = reduce_some(fused, partial)
         if needs_dx and chain.head.backward is None:
-            dx = of_argument(chain, fused, stages, "x", dtypes[0], head["grad"])
+            dx = of_argument(chain, fused, values, "x", dtypes[0], head["grad"])
         others = []
-        for place, name in enumerate(chain.others, 1):
-            terms = [head["dmultiplier"]] if place in multiplier and needs_dx else []
-            found = of_argument(chain, fused, stages, name, dtypes[place], *terms) if needed[_BEFORE + place] else None
-            others.append(None if found is None else found.to(dtypes[place]))
+        for name, dtype in zip(chain.others, dtypes[1:], strict=True):
+            found = of_argument(chain, fused, values, name, dtype) if of_others[name] else None
+            others.append(None if found is None else found.to(dtype))
         vectors = [of_head.get(name) for name in chain.head.names]
         for stage, own in zip(chain.stages, gradients, strict=True):
             vectors += [own.get(name) for name in stage.names]
@@ -179,11 +179,17 @@ class ChainFunction(torch.autograd.Function):
 def _restored(ctx: Any) -> list[Values]:
     """What forward saved, by name, released by `ctx`."""
     values = _by_name(ctx.chain.saved_names, saved_tensors(ctx))
-    for stage, own, overflow_stats in zip(ctx.chain.stages, values[1:], ctx.overflow_stats[1:], strict=True):
+    for stage, own, overflow_stats in zip((ctx.chain.head, *ctx.chain.stages), values, ctx.overflow_stats, strict=True):
         own["dy_overflow_stats"] = overflow_stats
-        if stage.times is not None:
-            own["times"] = values[0][stage.times]
+        _put_factors(stage, own, values[0])
     return values
+
+
+def _put_factors(stage: Stage, own: Values, arguments: Values) -> None:
+    """Give a stage the matrices that it multiplies by, under its own names for them."""
+    for name, argument in (("times", stage.times), ("multiplier", stage.multiplier)):
+        if argument is not None:
+            own[name] = arguments[argument]
 
 
 def _forward(
@@ -213,21 +219,22 @@ def _forward(
         quantize_weights(fused, [stages[number] for number in weights])
     casts = chain.stages[0].gemms.fprop is None and chain.head.forward is None
     head["dtype"], head["y"] = dtype, head["x"].to(dtype) if casts else head["x"]
+    _put_factors(chain.head, head, head)
     to_next(fused, chain.head, head, chain.stages[0], stages[0], inference)
     for number, (stage, own) in enumerate(zip(chain.stages, stages, strict=True)):
         for kernel in () if frozen else stage.weight:
             launch(fused, kernel, own, own)
         own["y"] = product(stage, own, dtype, counter_ids[number] if counter_ids else 0)
-        own["dtype"] = sums_dtype if stage.kept_names else dtype
+        last = number + 1 == len(stages)
+        own["dtype"] = sums_dtype if "dsum" in stage.kept_names or (last and stage.multiplier is not None) else dtype
         if stage.norm_sums is not None:
             statistics += batch_norm.normalise(own, *waiting.pop())
         if stage.dropout:
             own["mask"] = mask_of(own["y"], *waiting.pop(), stage.dropout)
-        if stage.times is not None:
-            own["times"] = head[stage.times]
+        _put_factors(stage, own, head)
         if stage.residual is not None:
             own["residual"] = head[stage.residual] if isinstance(stage.residual, str) else stages[stage.residual]["sum"]
-        if number + 1 == len(stages):
+        if last:
             to_next(fused, stage, own, None, own, inference)
         else:
             to_next(fused, stage, own, chain.stages[number + 1], stages[number + 1], inference)

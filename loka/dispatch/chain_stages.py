@@ -114,7 +114,7 @@ def stage_backward(
         gradients["weight"] = _plain_wgrad(own["grad"], own)
     if stage.backward is not None and (needed[0] or not gemms.keeps_wgrad):
         launch(fused, stage.backward, own, own)
-    if stage.kept_names:  # the matrices that add up to the gradient of the sum
+    if "dsum" in stage.kept_names:  # the matrices that add up to the gradient of the sum
         sums = [own.pop("dsum")] if "dsum" in own else [own["grad"], own.get("residual_grad")]
         own["dsum"] = [each for each in sums if each is not None]
         del sums
@@ -135,7 +135,7 @@ def _plain_gemms(stage: Stage, own: Values, gradients: Values, needed: tuple[boo
     if needed[1]:
         gradients["weight"] = _plain_wgrad(dy, own)
     grad = (dy @ own["weight"].to(dy.dtype)).to(dtype) if needed[0] else None
-    own.clear()
+    keep(own, stage.kept_names)
     own["grad"] = grad
 
 
@@ -206,13 +206,18 @@ def reduce_some(fused: Any, partial: list[Partial]) -> list[Partial]:
 
 
 def of_argument(
-    chain: Chain, fused: Any, stages: Sequence[Values], name: str, dtype: torch.dtype, *terms: Tensor
+    chain: Chain, fused: Any, values: Sequence[Values], name: str, dtype: torch.dtype, *terms: Tensor
 ) -> Tensor | None:
-    """The gradient of an argument: the sum of `terms` and of what each stage that reads it passes on; None without."""
+    """The gradient of an argument: the sum of `terms` and of what each stage that reads it passes on; None without.
+
+    `values` are those of the head and of each stage.
+    """
     plain, factors = list(terms), []
-    for stage, own in zip(chain.stages, stages, strict=True):
+    for stage, own in zip((chain.head, *chain.stages), values, strict=True):
         if stage.residual == name:
             plain += own["dsum"]
+        if stage.multiplier == name:
+            plain.append(own["dmultiplier"])
         if stage.times == name:
             bias = [own["bias"]] if "bias" in own else []
             factors += [tensor for grad in own["dsum"] for tensor in (grad, own["y"], *bias)]

@@ -85,8 +85,13 @@ class Statement:
     value: Arg
     call: SiteCall | None = None
     note: str = ""  # the inlined child it came from: "fmb.1"
-    even: bool = False  # True for a sum or product of two different locals that both have the result's shape
+    columns: int | None = None  # of a sum or product of two locals of the result's shape; 0: they differ between calls
     called: BatchNorm | Dropout | None = None  # the module of torch that it calls, where kernels may take that
+
+    @property
+    def even(self) -> bool:
+        """True for a sum or product of two different locals that both have the result's shape."""
+        return self.columns is not None
 
     @property
     def operands(self) -> tuple[Ref, ...]:

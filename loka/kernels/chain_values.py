@@ -18,7 +18,7 @@ knows the tensors of each by name:
 | grad, dsum, dy | gradients of the stage's result, of its sum, of its product |
 | dy_fp8, dy_scale, dy_scale_max, dy_fp8_t | the last of them in FP8 |
 | times, residual, residual_grad | matrices that it multiplies by and adds; the gradient of its result as a residual |
-| dmultiplier | the gradient of what the head's norm is multiplied by |
+| multiplier, dmultiplier | what its norm or activation is multiplied by, and the gradient of that |
 | NAME_sums | the gradient of a vector as partial sums |
 | x_overflow_stats, dy_overflow_stats | statistics of an operand with a static scale |
 | next_scale, next_overflow_stats | those of the next linear's input |
@@ -85,9 +85,9 @@ class StageGemms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A linear and what follows: [* times] [+ residual] [norm] [activation] [dropout]; or the norm before the first.
+    """A linear and what follows: [* times] [+ residual] [norm] [activation] [* multiplier] [dropout].
 
-    What that gives may be multiplied by an argument of the chain, by whose name its kernels read it.
+    The head has no linear: [norm] [activation] [* multiplier] of x, before the first one.
     """
 
     parameters: str = ""  # names of its tensors, in the order in which they are given; of a linear the weight is first
@@ -102,6 +102,7 @@ class Stage:
     unpadded_k: int = 0  # columns of x and weight, if kernels add zeros behind them
     times: str | None = None  # argument that the product is multiplied by
     residual: str | int | None = None  # argument, or number of the stage whose result is added
+    multiplier: str | None = None  # argument that its norm or activation is multiplied by
     names: tuple[str, ...] = field(init=False, repr=False)  # of `parameters`
     frozen_names: tuple[str, ...] = field(init=False, repr=False)  # the same with frozen weights
     saved_names: tuple[str, ...] = field(init=False, repr=False)  # of what forward leaves to backward
@@ -117,7 +118,8 @@ class Stage:
         if "weight" in names:
             saved = ("weight", *self.gemms.saved.split(), *saved)
         frozen = names if self.gemms.fprop is None else ("weight_fp8", "weight_scale", *names[1:])
-        kept = ("dsum", "y", "bias") if self.times is not None else () if self.residual is None else ("dsum",)
+        summed = ("dsum", "y", "bias") if self.times is not None else () if self.residual is None else ("dsum",)
+        kept = (*summed, *["dmultiplier"] * (self.multiplier is not None))
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "frozen_names", frozen)
         object.__setattr__(self, "saved_names", saved)
@@ -129,7 +131,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """Stages one after the other, behind a head, which has the norm before the first linear, if any."""
+    """Stages one after the other, behind a head, which has the norm and activation before the first linear, if any."""
 
     k: int  # width of x
     n: int  # of the result
@@ -144,7 +146,6 @@ class Chain:
     saved_names: tuple[tuple[str, ...], ...] = field(init=False, repr=False)
     arguments: int = field(init=False, repr=False)  # how many `names` there are
     dx_is_plain: bool = field(init=False, repr=False)  # x's gradient is that of the first linear's input
-    multiplier: str | None = field(init=False, repr=False)  # argument that the head's norm is multiplied by
     summed: tuple[str, ...] = field(init=False, repr=False)  # all arguments that stages multiply by or add
     readers: tuple[int | None, ...] = field(init=False, repr=False)  # of each stage's result, as a residual
 
@@ -152,15 +153,12 @@ class Chain:
         head = ("x", *self.others, *self.head.names)
         object.__setattr__(self, "names", (head, *[stage.names for stage in self.stages]))
         object.__setattr__(self, "frozen_names", (head, *[stage.frozen_names for stage in self.stages]))
-        times = [stage.times for stage in self.stages if stage.times is not None]
-        read = self.head.backward.reads if self.head.backward is not None else ()
-        multiplier = next((name for name in self.others if name in read), None)
-        again = [] if multiplier is None else [multiplier]
-        of_head = tuple(dict.fromkeys([*self.head.saved_names, *again, *times]))
-        object.__setattr__(self, "multiplier", multiplier)
+        factors = [name for stage in (self.head, *self.stages) for name in (stage.times, stage.multiplier)]
+        again = [name for name in factors if name is not None]
+        of_head = tuple(dict.fromkeys([*self.head.saved_names, *again]))
         object.__setattr__(self, "saved_names", (of_head, *[stage.saved_names for stage in self.stages]))
         object.__setattr__(self, "arguments", sum(map(len, self.names)))
-        matrices = [name for stage in self.stages for name in (stage.times, stage.residual)]
+        matrices = [name for stage in self.stages for name in (stage.times, stage.residual, stage.multiplier)]
         by_residual = {stage.residual: number for number, stage in enumerate(self.stages)}
         object.__setattr__(self, "dx_is_plain", self.head.backward is None and "x" not in dict(self.products))
         object.__setattr__(self, "summed", tuple(dict.fromkeys([name for name in matrices if isinstance(name, str)])))

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from loka.graph.expression import local
+from loka.graph.ir import Dropout
 from loka.graph.patterns.linear_chain import ChainStage, LinearChain
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
@@ -213,11 +215,13 @@ def test_a_batch_norm_and_a_dropout_cost_more_than_what_they_are_derived_from(
     assert (made.source, made.noise > 0.05 * (made.us - without.us)) == (TimeSource.ESTIMATED, True)
 
 
-def test_a_norm_times_a_matrix_takes_the_time_of_the_norm() -> None:
+@pytest.mark.parametrize("around", ["layer_norm", "silu", "layer_norm sigmoid", "gelu"])
+@pytest.mark.parametrize("kernel", ["rendered", "compiled"])
+def test_what_is_multiplied_by_a_matrix_takes_the_time_without(kernel: str, around: str) -> None:
     perf_model = PerfModel(MadeUp())
-    for kernel in ("rendered", "compiled"):
-        part = Part(PartKind.FORWARD, kernel, 16384, 2048, recipe="bfloat16", around="layer_norm times")
-        made, without = perf_model.part(part), perf_model.part(replace(part, around="layer_norm"))
+    for work in (PartKind.FORWARD, PartKind.BACKWARD):
+        part = Part(work, kernel, 16384, 2048, recipe="bfloat16", around=f"{around} times")
+        made, without = perf_model.part(part), perf_model.part(replace(part, around=around))
         assert made is not None
         assert without is not None
         assert (made.us, made.source) == (without.us, TimeSource.ESTIMATED)
@@ -238,6 +242,15 @@ def test_an_activation_without_a_recording_takes_the_time_of_another(activation:
 def test_a_slope_is_no_part_of_what_is_timed() -> None:
     chain = LinearChain(0, 1, (ChainStage("a", 0, activation="leaky_relu(0.2)"),))
     assert Rewrites(chains=[chain]).traced.around == {"a": Surroundings("", "leaky_relu")}
+
+
+def test_a_matrix_that_multiplies_is_part_of_what_stands_around_a_site() -> None:
+    head = ChainStage("a", 2, before_activation="silu", before_multiplier=local("u"), activation="relu")
+    gate = ChainStage("b", 4, activation="sigmoid", multiplier=local("x"), dropout=Dropout(local("drop"), 0.1))
+    assert Rewrites(chains=[LinearChain(0, 7, (head, gate))]).traced.around == {
+        "a": Surroundings("silu times", "relu", last=False),
+        "b": Surroundings("relu", "sigmoid times dropout", first=False),
+    }
 
 
 # Of kernels that make FP8, and of torch.compile, on an H200.

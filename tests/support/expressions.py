@@ -22,9 +22,9 @@ def expression(template: str, operands: Sequence[Ref] = ()) -> Arg:
 
 
 def statement(target: str, op: str, template: str, operands: Sequence[Ref] = (), call: SiteCall | None = None,
-              note: str = "", even: bool = False) -> Statement:  # fmt: skip
+              note: str = "") -> Statement:  # fmt: skip
     """A statement whose value is a text with these operands."""
-    return Statement(target, op, expression(template, operands), call, note, even)
+    return Statement(target, op, expression(template, operands), call, note)
 
 
 def site_call(

@@ -91,15 +91,14 @@ def _planned(
     sites = tuple(index[stage.linear] for stage in chain.stages)
     biases = [site_call(forward, stage.linear).bias is not None for stage in chain.stages]
     own = [plans[number] for number in sites]
-    sums, others = _sums_of(forward, chain)
-    multiplier = next((name for name, ref in others if ref == chain.stages[0].multiplier), None)
-    recipes = [chain_recipe(plan) for plan in own]
-    shape = chain_shape(chain, own, biases, recipes, sums, [name for name, _ in others], multiplier)
+    residuals = [residual_stage(forward, chain, stage) for stage in chain.stages]
+    others = _others(forward, chain, residuals)
+    shape = chain_shape(chain, own, biases, [chain_recipe(plan) for plan in own], residuals, others)
     missing = _missing_columns(forward, chain, shape)
     if missing:
         first, *rest = shape.stages
         shape = replace(shape, stages=(replace(first, given=first.k - missing), *rest))
-    return PlannedChain(chain, shape, sites, tuple(ref for _, ref in others))
+    return PlannedChain(chain, shape, sites, tuple(others))
 
 
 def _missing_columns(forward: ForwardIR, chain: LinearChain, shape: ChainShape) -> int:
@@ -119,26 +118,15 @@ def _without_operands(planned: PlannedChain) -> set[str]:
     }
 
 
-def _sums_of(
-    forward: ForwardIR, chain: LinearChain
-) -> tuple[list[tuple[str | None, str | int | None]], list[tuple[str, Ref]]]:
-    """The names each stage multiplies by and adds, and the (name, argument) pairs that are passed for them."""
-    inner = [residual_stage(forward, chain, stage) for stage in chain.stages]
+def _others(forward: ForwardIR, chain: LinearChain, residuals: Sequence[int | None]) -> dict[Ref, str]:
+    """The locals from outside that stages multiply by and add, but for the chain's input, and names for them."""
     outer: dict[Ref, None] = {}
     x = chain_input(forward, chain)
-    for stage, number in zip(chain.stages, inner, strict=True):
-        refs = (stage.multiplier, stage.times, stage.residual if number is None else None)
+    for stage, number in zip(chain.stages, residuals, strict=True):
+        residual = stage.residual if number is None else None
+        refs = (stage.before_multiplier, stage.times, residual, stage.multiplier)
         outer.update({ref: None for ref in refs if ref is not None and ref.text != x})
-    names = {ref: "other" if len(outer) == 1 else f"other_{place}" for place, ref in enumerate(outer)}
-
-    def name(ref: Ref | None) -> str | None:
-        return None if ref is None else names.get(ref, "x")
-
-    sums: list[tuple[str | None, str | int | None]] = [
-        (name(stage.times), name(stage.residual) if number is None else number)
-        for stage, number in zip(chain.stages, inner, strict=True)
-    ]
-    return sums, [(names[ref], ref) for ref in outer]
+    return {ref: "other" if len(outer) == 1 else f"other_{place}" for place, ref in enumerate(outer)}
 
 
 def site_call(forward: ForwardIR, place: int) -> SiteCall:
@@ -169,7 +157,7 @@ def chain_arguments(
             call = replace(call, x=bare.x, weight=bare.weight)
         parts = statement_text.linear_text(call, name)
         if not groups:
-            x = parts.x if stage.before is None else scope.text(forward.statements[chain.first].operands[0])
+            x = scope.text(forward.statements[chain.first].operands[0]) if shape.stages[0].ops_before else parts.x
             before = _norm_texts(stage.before, scope)
             around = [x, *map(scope.text, planned.others), *([tuple_of(before)] if before else [])]
         group = [or_frozen(number, parts.weight) if freezes else parts.weight]

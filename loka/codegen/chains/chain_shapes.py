@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loka.codegen.modules.gemm_calls import GemmRecipe
 from loka.codegen.modules.linear_recipes import SiteRecipe
 from loka.errors import LokaError
+from loka.graph.expression import Ref
 from loka.graph.patterns.linear_chain import LinearChain
 from loka.graph.patterns.norm import ChainNorm
 from loka.kernels.fused.kernel_values import LARGEST_WIDTH
@@ -38,10 +39,11 @@ class NormShape:
 
 @dataclass(frozen=True, slots=True)
 class StageShape:
-    """[norm [* matrix]] linear [* matrix] [+ matrix] [norm] [activation] for x (M, k) and a weight (n, k).
+    """linear [* matrix] [+ matrix] [norm] [activation] [* matrix] for x (M, k) and a weight (n, k).
 
-    Only the first stage may have `before`, and with it a `multiplier`, an argument of the chain. `times` and `residual`
-    name an argument, too, possibly "x"; if `residual` is a number, it is the result of that stage.
+    Only the first stage may have something before its linear: [norm] [activation] [* matrix]. `times`, `residual` and
+    the multipliers name an argument of the chain, those behind the linear possibly "x"; if `residual` is a number, it
+    is the result of that stage.
     """
 
     k: int
@@ -55,6 +57,8 @@ class StageShape:
     residual: str | int | None = None
     dropout: float = 0.0
     multiplier: str | None = None
+    before_activation: str | None = None
+    before_multiplier: str | None = None
     given: int = 0  # actual columns of x and weight, if the first stage's kernels pad them with zeros to k; else 0
 
     @property
@@ -66,9 +70,13 @@ class StageShape:
     def ops(self) -> tuple[str, ...]:
         """The operations from its linear on, in order."""
         found = ["linear", *["times"] * (self.times is not None), *["residual"] * (self.residual is not None)]
-        found += [self.after.kind] if self.after is not None else []
-        found += [name_and_constants(self.activation)[0]] if self.activation is not None else []
+        found += _ops(self.after, self.activation, self.multiplier)
         return (*found, *["dropout"] * (self.dropout > 0.0))
+
+    @property
+    def ops_before(self) -> tuple[str, ...]:
+        """The operations before its linear, in order."""
+        return _ops(self.before, self.before_activation, self.before_multiplier)
 
     @property
     def keeps_wgrad(self) -> bool:
@@ -121,14 +129,12 @@ class ChainShape:
     @property
     def worthwhile(self) -> bool:
         """True if generated kernels help: a native linear without neighbours is left to torch."""
-        return self.fp8 or any(stage.before is not None or stage.followed for stage in self.stages)
+        return self.fp8 or any(stage.ops_before or stage.followed for stage in self.stages)
 
     @property
     def ops(self) -> tuple[str, ...]:
         """The operations in order: ("layer_norm", "linear", "layer_norm", "silu")."""
-        first = self.stages[0]
-        before = [] if first.before is None else [first.before.kind, *["times"] * (first.multiplier is not None)]
-        return (*before, *(step for stage in self.stages for step in stage.ops))
+        return (*self.stages[0].ops_before, *(step for stage in self.stages for step in stage.ops))
 
     def reader(self, index: int) -> int | None:
         """Number of the stage whose residual is the result of stage `index`, or None."""
@@ -155,7 +161,7 @@ class ChainShape:
         if stage.followed or stage.bias:
             return False
         if index == 0:
-            return stage.before is None
+            return not stage.ops_before
         return not before.bent and (before.summed or not before.bias)
 
 
@@ -164,30 +170,49 @@ def chain_shape(
     plans: Sequence[SitePlan],
     biases: Sequence[bool],
     recipes: Sequence[SiteRecipe],
-    sums: Sequence[tuple[str | None, str | int | None]],
-    others: Sequence[str],
-    multiplier: str | None = None,
+    residuals: Sequence[int | None],
+    others: Mapping[Ref, str],
 ) -> ChainShape:
-    """The shape of a found chain; `plans`, `biases`, `recipes` and `sums` (times, residual) are those of its stages.
+    """The shape of a found chain; `plans`, `biases`, `recipes` and `residuals` are those of its stages.
 
-    `multiplier`: the one of `others` that multiplies what the norm before the first linear gives.
-
-    Raises LokaError if the width of a norm does not match its linear.
+    `residuals` are numbers of stages whose results are added; `others` are the names of all arguments but x. Raises
+    LokaError if the width of a norm does not match its linear.
     """
+
+    def name(ref: Ref | None) -> str | None:
+        return None if ref is None else others.get(ref, "x")
+
     stages = []
-    for stage, plan, bias, recipe, summed in zip(chain.stages, plans, biases, recipes, sums, strict=True):
+    for stage, plan, bias, recipe, number in zip(chain.stages, plans, biases, recipes, residuals, strict=True):
         for norm, width in ((stage.before, plan.site.k), (stage.after, plan.site.n)):
             if norm is not None and (width % norm.width if norm.kind == "block_norm" else norm.width not in (0, width)):
                 raise LokaError(
                     f"{stage.site}: a norm over {norm.width} elements stands beside a linear of {width}. This is a "
                     "fault in LoKA: please report it."
                 )
-        before, after = _norm_shape(stage.before), _norm_shape(stage.after)
-        around = (before, after, stage.activation, *summed)
-        dropout = stage.dropout.p if stage.dropout is not None else 0.0
-        stages.append(StageShape(plan.site.k, plan.site.n, bias, recipe, *around, dropout))
-    stages[0] = replace(stages[0], multiplier=multiplier)
-    return ChainShape(tuple(stages), tuple(others))
+        made = StageShape(
+            plan.site.k,
+            plan.site.n,
+            bias,
+            recipe,
+            before=_norm_shape(stage.before),
+            after=_norm_shape(stage.after),
+            activation=stage.activation,
+            times=name(stage.times),
+            residual=name(stage.residual) if number is None else number,
+            dropout=stage.dropout.p if stage.dropout is not None else 0.0,
+            multiplier=name(stage.multiplier),
+            before_activation=stage.before_activation,
+            before_multiplier=name(stage.before_multiplier),
+        )
+        stages.append(made)
+    return ChainShape(tuple(stages), tuple(others.values()))
+
+
+def _ops(norm: NormShape | None, activation: str | None, multiplier: str | None) -> tuple[str, ...]:
+    steps = [norm.kind] if norm is not None else []
+    steps += [name_and_constants(activation)[0]] if activation is not None else []
+    return (*steps, *["times"] * (multiplier is not None))
 
 
 def _norm_shape(norm: ChainNorm | None) -> NormShape | None:
@@ -217,17 +242,21 @@ def quantizer(width: int, given: int = 0) -> NormForward:
 
 def forward_before(stage: StageShape, quantize: bool, save: bool) -> NormForward:
     """The kernel that makes the first linear's input from x."""
-    norm = stage.before
-    if norm is None:
+    if not stage.ops_before:
         return quantizer(stage.k, stage.given)
-    affine = (norm.weight, norm.bias)
-    plain = NormForward(stage.k, norm.kind, *affine, norm.eps, None, False, quantize, save, block=norm.block)
-    return replace(plain, multiplied=stage.multiplier is not None)
+    norm = stage.before
+    around = (stage.before_activation, False, quantize)
+    multiplied = stage.before_multiplier is not None
+    if norm is None:
+        return NormForward(stage.k, None, False, False, _NO_EPS, *around, multiplied=multiplied)
+    affine = (norm.kind, norm.weight, norm.bias, norm.eps)
+    return NormForward(stage.k, *affine, *around, save, block=norm.block, multiplied=multiplied)
 
 
 def forward_after(stage: StageShape, quantize: bool, save: bool, keep: bool = False) -> NormForward:
     """The kernel that makes a stage's result, or the next linear's input, from the product."""
-    return replace(_forward_after(stage, quantize, save, keep), dropout=stage.dropout)
+    made = _forward_after(stage, quantize, save, keep)
+    return replace(made, dropout=stage.dropout, multiplied=stage.multiplier is not None)
 
 
 def _forward_after(stage: StageShape, quantize: bool, save: bool, keep: bool) -> NormForward:
@@ -248,11 +277,17 @@ def _sums(stage: StageShape) -> tuple[bool, bool]:
 def backward_before(stage: StageShape, carried: bool = False) -> NormBackward:
     """The kernel from the gradient of the first linear's input to that of x; `carried`: x has another gradient too."""
     norm = stage.before
-    if norm is None:
-        raise LokaError("no norm stands before the linear. This is a fault in LoKA: please report it.")
-    affine = (norm.weight, norm.bias, norm.eps)
-    spec = NormBackward(stage.k, norm.kind, *affine, None, False, False, residual_grad_in=carried, block=norm.block)
-    return replace(spec, multiplied=stage.multiplier is not None)
+    return NormBackward(
+        stage.k,
+        None if norm is None else norm.kind,
+        norm is not None and norm.weight,
+        norm is not None and norm.bias,
+        _NO_EPS if norm is None else norm.eps,
+        stage.before_activation,
+        multiplied=stage.before_multiplier is not None,
+        residual_grad_in=carried,
+        block=BLOCK if norm is None else norm.block,
+    )
 
 
 def backward_after(
@@ -263,7 +298,9 @@ def backward_after(
     `carried`: the result has a gradient from a residual too. `carry`: the sum of both is to be written.
     """
     spec = _backward_after(stage, quantize, carried, carry)
-    return replace(spec, dropout=stage.dropout) if stage.dropout and spec is not None else spec
+    if not isinstance(spec, NormBackward):
+        return spec
+    return replace(spec, dropout=stage.dropout, multiplied=stage.multiplier is not None)
 
 
 def _backward_after(stage: StageShape, quantize: bool, carried: bool, carry: bool) -> NormBackward | NormForward | None:

@@ -83,17 +83,17 @@ class ChainStages:
         """What comes before the first linear."""
         stage, fp8 = self.shape.stages[0], self.shape.fp8
         norm = stage.before
-        if norm is None:
+        if not stage.ops_before:
             forward = self._forwards(self._input, "x") if fp8 else (None, None)
             return Stage(forward=forward[0], inference=forward[1])
-        multiplier = {} if stage.multiplier is None else {"multiplier": stage.multiplier}
-        forward = self._forwards(self._input, "x", also=multiplier)
+        forward = self._forwards(self._input, "x")
         spec = shapes.backward_before(stage, carried=any(self._shares("x")))
         return Stage(
-            parameters=" ".join(f"norm_{name}" for name in ("weight", "bias") if getattr(norm, name)),
+            parameters=" ".join(f"norm_{name}" for name in ("weight", "bias") if getattr(norm, name, False)),
             forward=forward[0],
             inference=forward[1],
-            backward=self._kernel(spec, {**_GRADIENT, **multiplier, "x": "x"}, {**_SUMS}),
+            backward=self._kernel(spec, {**_GRADIENT, "x": "x"}, {**_SUMS}),
+            multiplier=stage.before_multiplier,
         )
 
     def _input(self, inference: bool) -> AnySpec:
@@ -115,10 +115,10 @@ class ChainStages:
         return under(spec, self.shape.stages[index + 1].x) if fp8 and not last else spec
 
     def _forwards(
-        self, spec_of: Callable[[bool], AnySpec], x: str, out: str = "x_plain", also: Mapping[str, str] = _VECTORS
+        self, spec_of: Callable[[bool], AnySpec], x: str, out: str = "x_plain", vectors: Mapping[str, str] = _VECTORS
     ) -> tuple[Launch | None, Launch | None]:
         """The kernels of training and of inference; the second is None if it is the first."""
-        arguments, results = {"x": x, **_VECTORS, **_INPUT, **also}, {**operand("x"), "out": out, "kept": "sum"}
+        arguments, results = {"x": x, **vectors, **_INPUT}, {**operand("x"), "out": out, "kept": "sum"}
         first, other = (self._kernel(spec_of(inference), arguments, results) for inference in (False, True))
         return first, None if other == first else other
 
@@ -177,6 +177,7 @@ class ChainStages:
             unpadded_k=stage.given,
             times=stage.times,
             residual=stage.residual,
+            multiplier=stage.multiplier,
         )
 
     def _gemms(self, index: int) -> StageGemms:
@@ -229,7 +230,7 @@ class ChainStages:
         return self._kernel(spec, {**_OF_BATCH_NORM, "x": "y"}, _BATCH_NORM_SUMS)
 
     def _shares(self, argument: str) -> tuple[list[int], list[tuple[int, bool]]]:
-        """What an argument's gradient is made of: stages whose sums' gradients are added, or (stage, bias) multiplied.
+        """What stages add to an argument's gradient: each a matrix, or (stage, bias) the product of two.
 
         A stage is there twice if the gradient of its sum stays as two matrices.
         """
@@ -238,6 +239,7 @@ class ChainStages:
         for index, stage in enumerate(self.shape.stages):
             parts = 2 if self.shape.leaves_sum(index) else 1
             plain += [index] * parts if stage.residual == argument else []
+            plain += [index] if stage.multiplier == argument else []
             pairs += [(index, stage.bias)] * parts if stage.times == argument else []
         return plain, pairs
 
@@ -246,8 +248,8 @@ class ChainStages:
         found = []
         for argument in ("x", *self.shape.others):
             plain, pairs = self._shares(argument)
-            through_linear = argument == "x" and self.shape.stages[0].before is None
-            terms = len(plain) + through_linear + (argument == self.shape.stages[0].multiplier)
+            through_linear = argument == "x" and not self.shape.stages[0].ops_before
+            terms = len(plain) + through_linear + (argument == self.shape.stages[0].before_multiplier)
             if not (plain or pairs) or terms + 2 * len(pairs) == 1:
                 continue
             width = argument_width(self.shape, argument)
@@ -287,11 +289,11 @@ class ChainStages:
 
 def argument_width(shape: ChainShape, argument: str) -> int:
     """Number of columns of an argument that stages multiply by or add."""
-    if argument == shape.stages[0].multiplier:
+    if argument == shape.stages[0].before_multiplier:
         return shape.stages[0].k
 
     def reads(stage: StageShape) -> bool:
-        return argument in (stage.times, stage.residual)
+        return argument in (stage.times, stage.residual, stage.multiplier)
 
     return next(stage.n for stage in shape.stages if reads(stage))
 

@@ -60,7 +60,7 @@ def input_kernel(shape: ChainShape, index: int) -> NormForward | FusedCastTransp
     stage = shape.stages[index]
     if index:
         spec = forward_after(shape.stages[index - 1], True, save=True, keep=shape.keeps(index - 1, inference=False))
-    elif stage.before is None and not stage.keeps_wgrad:
+    elif not stage.ops_before and not stage.keeps_wgrad:
         return both_copies(stage.x)
     else:
         spec = forward_before(stage, quantize=True, save=True)

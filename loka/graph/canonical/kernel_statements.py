@@ -266,8 +266,13 @@ class _Writer:
         """A sum or product; None where a tensor in it has no such layout."""
         operands: dict[int, Ref] = {}
         nodes = [operand.node for operand in node.operands]
-        # What a GEMM makes comes last, next to the sum or product, and else a norm.
-        for number in sorted(range(2), key=lambda n: (self._layouts.is_of_gemm(nodes[n]), isinstance(nodes[n], Norm))):
+
+        def rank(number: int) -> tuple[bool, bool, bool]:
+            """What a GEMM makes comes last, next to the sum or product; of such a norm, or what gates the other."""
+            made, gates = nodes[number], node.op == "mul" and isinstance(nodes[number], Activation)
+            return self._layouts.is_of_gemm(made), isinstance(made, Norm), gates
+
+        for number in sorted(range(2), key=rank):
             operand = node.operands[number]
             dims = translated(made.dims, operand.steps)
             if dims is None:

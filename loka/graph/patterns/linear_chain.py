@@ -1,8 +1,11 @@
-"""Linear chains: runs of regions, each [norm [* matrix]] linear [* matrix] [+ matrix] [norm] [activation]."""
+"""Linear chains: runs of regions, each linear [* matrix] [+ matrix] [norm] [activation] [* matrix].
+
+Before the first linear there may be a norm, or [norm] [activation] * matrix.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loka.graph.expression import PRODUCT, Call, Ref, RefKind, locals_in, refs_in
@@ -21,16 +24,18 @@ from loka.graph.patterns.norm import (
 class ChainStage:
     """One linear of a chain, with the operations around it.
 
-    Only a chain's first stage has `before`. The linear's input is the value computed just before it.
+    Only a chain's first stage has something before its linear, whose input is the value computed just before it.
     """
 
     site: str
     linear: int  # the GEMM's index in `ForwardIR.statements`
     before: ChainNorm | None = None
-    multiplier: Ref | None = None  # factor of what `before` gives: a local from outside the chain
+    before_activation: str | None = None
+    before_multiplier: Ref | None = None  # factor of what these give: a local from outside the chain
     after: ChainNorm | None = None
     activation: str | None = None  # "silu", "leaky_relu(0.2)"; "gate_sigmoid" multiplies the input of the norm `after`
-    dropout: Dropout | None = None  # of the result of a norm or an activation
+    multiplier: Ref | None = None  # factor of the result of a norm or an activation: a local from outside the chain
+    dropout: Dropout | None = None  # of that
     times: Ref | None = None  # factor of the linear's result: a local from outside the chain
     residual: Ref | None = None  # added after that: a local from outside, or an earlier stage's result
 
@@ -53,7 +58,7 @@ class StaticOperands:
 
     norms: frozenset[str]
     activations: frozenset[str]
-    largest_block: int = 2**14  # of a block_norm, and the columns of a batch_norm or of a norm that is multiplied
+    largest_block: int = 2**14  # of a block_norm, and the columns of a batch_norm or of what is multiplied after one
 
 
 def find_chains(
@@ -66,18 +71,58 @@ def find_chains(
     """The chains in a forward's regions, in the order of the statements.
 
     `regions` are the candidates, in order; a region of one statement is just a linear. A chain takes the part of a
-    region that has the form [norm [* matrix]] linear [* matrix] [+ matrix] [norm] [activation] with operations in
-    `known`; the rest of the region stays outside and ends the chain. The matrices are locals of the result's shape
-    (`Statement.even`), taken only for sites where `sums` is true; the second may be the result of an earlier stage, if
-    that was a sum too and its only other reader is the next linear. A norm at a region's end that its chain did not
-    take goes before the next region's linear, if that is its only reader. A chain ends before a linear or norm whose
-    weight or bias is computed inside the chain, before a site that is not `alike` the previous one, and before one that
-    reads a Parameter which the chain already reads. A linear whose operand is a view starts a chain; one whose product
-    is permuted is a chain of one.
+    region that has the form linear [* matrix] [+ matrix] [norm] [activation] [* matrix] with operations in `known`, and
+    a head before it (`ChainHead`); the rest of the region stays outside and ends the chain. The matrices are locals of
+    the result's shape (`Statement.even`); those right after a linear are taken only for sites where `sums` is true, and
+    the second of these may be the result of an earlier stage, if that was a sum too and its only other reader is the
+    next linear. A norm at a region's end that its chain did not take goes before the next region's linear, if that is
+    its only reader. A chain ends before a linear or norm whose weight or bias is computed inside the chain, before a
+    site that is not `alike` the previous one, and before one that reads a Parameter which the chain already reads. A
+    linear whose operand is a view starts a chain; one whose product is permuted is a chain of one.
     """
     finder = _Finder(forward, regions, known, sums)
     found = [chain for region in regions if (chain := finder.stage(region)) is not None]
     return tuple(_joined(forward, found, alike))
+
+
+@dataclass(frozen=True, slots=True)
+class ChainHead:
+    """A norm, or [norm] [activation] * matrix, just before a linear; each step is read by the next alone."""
+
+    first: int  # indexes `ForwardIR.statements`
+    run: NormRun | None
+    activation: str | None
+    multiplier: Ref | None
+
+
+def head_before(
+    statements: Sequence[Statement], readers: Mapping[str, set[int]], linear: int, free: int
+) -> ChainHead | None:
+    """The head before a linear, of statements from `free` on; None without one."""
+
+    def leads_on(place: int) -> bool:
+        return place >= free and readers.get(statements[place].target) == {place + 1}
+
+    place = linear - 1
+    if not leads_on(place) or _input(statements[linear]) != statements[place].target:
+        return None
+    multiplier, activation = None, None
+    if leads_on(place - 1):
+        multiplier = _other(statements[place], "mul", statements[place - 1].target)
+    if multiplier is not None:
+        place -= 1
+        activation = _activation(statements[place])
+    if activation is not None:
+        source = statements[place].operands[0]
+        before = place - 1
+        of_norm = leads_on(before) and source.text == statements[before].target
+        if not of_norm or norm_ending_at(statements, before) is None:
+            return None if multiplier == source else ChainHead(place, None, activation, multiplier)
+        place = before
+    run = norm_ending_at(statements, place)
+    if run is None or run.first < free or (multiplier is not None and multiplier.text == run.source):
+        return None
+    return ChainHead(run.first, run, activation, multiplier)
 
 
 class _Finder:
@@ -103,38 +148,32 @@ class _Finder:
         if not places or places[0] < self._free:
             return None
         linear = places[0]
-        before, multiplier = self._norm_before(linear)
-        first, last = before.first if before else linear, linear
-        stage = ChainStage(region.site, linear, before.norm if before else None, multiplier)
+        head = self._head(linear) or ChainHead(linear, None, None, None)
+        first, last = head.first, linear
+        norm = head.run.norm if head.run is not None else None
+        stage = ChainStage(region.site, linear, norm, head.activation, head.multiplier)
         call = statements[linear].call
         if call is not None and call.out == PRODUCT:
             last, stage = self._follow(first, region.last, stage)
         self._free = last + 1
         return LinearChain(first, last, (stage,))
 
-    def _norm_before(self, linear: int) -> tuple[NormRun | None, Ref | None]:
-        """The norm just before a linear, and what it is multiplied by; each has the next as its only reader."""
-        last, multiplier = linear - 1, None
-        run = norm_ending_at(self._statements, last) if linear else None
-        if run is None and last > 0:
-            run, multiplier = self._multiplied(last)
-        if run is None or run.first < self._free or run.norm.kind == BATCH_NORM or not self._takes(run):
-            return None, None
-        target = self._statements[last].target
-        if _input(self._statements[linear]) != target or self._readers.get(target) != {linear}:
-            return None, None
-        return run, multiplier
+    def _head(self, linear: int) -> ChainHead | None:
+        """What stands before a linear, where kernels take it."""
+        head = head_before(self._statements, self._readers, linear, self._free)
+        if head is None or (head.run is not None and not self._takes(head.run)):
+            return None
+        norm = head.run.norm if head.run is not None else None
+        if head.multiplier is None:
+            return None if norm is not None and norm.kind == BATCH_NORM else head
+        wanted = self._wanted.issuperset(range(head.first, linear))
+        known = head.activation is None or self._statements[linear - 2].op in self._known.activations
+        return head if wanted and known and self._multiplies(linear - 1, norm) else None
 
-    def _multiplied(self, product: int) -> tuple[NormRun | None, Ref | None]:
-        """The norm over rows of which a statement is the product with another matrix, and that matrix."""
-        run = norm_ending_at(self._statements, product - 1)
-        if run is None or product not in self._wanted or run.norm.kind not in TORCH_NORMS:
-            return None, None
-        target = self._statements[run.last].target
-        other = _other(self._statements[product], "mul", target)
-        held = 0 < run.norm.width <= self._known.largest_block
-        alone = self._readers.get(target) == {product} and other is not None and other.text != run.source
-        return (run, other) if held and alone else (None, None)
+    def _multiplies(self, product: int, norm: ChainNorm | None) -> bool:
+        """True if a kernel multiplies what an activation or this norm gives by a matrix of so many columns."""
+        held = 0 < (self._statements[product].columns or 0) <= self._known.largest_block
+        return held and (norm is None or norm.kind in TORCH_NORMS)
 
     def _follow(self, first: int, end: int, stage: ChainStage) -> tuple[int, ChainStage]:
         """The last statement of the chain after its linear, and the stage with the operations found there."""
@@ -163,14 +202,21 @@ class _Finder:
             following = self._statements[last + 1]
             activation = _activation(following) if following.op in self._known.activations else None
             last += activation is not None
-        dropout = self._statements[last + 1].called if last < end and (after or activation) else None
-        if not isinstance(dropout, Dropout) or not self._goes_on(
-            last, last + 1, inside | {self._statements[last].target}
-        ):
-            dropout = None
-        last += dropout is not None
+            inside.add(self._statements[last].target)
         made = replace(stage, after=after, activation=activation, times=found["mul"], residual=found["add"])
-        return last, replace(made, dropout=dropout)
+        return self._follow_bent(last, end, made, inside) if after or activation else (last, made)
+
+    def _follow_bent(self, last: int, end: int, stage: ChainStage, inside: set[str]) -> tuple[int, ChainStage]:
+        """`_follow` after the norm or activation at `last`: a product with a matrix, and a dropout."""
+        multiplier = None
+        if last < end and self._goes_on(last, last + 1, inside) and self._multiplies(last + 1, stage.after):
+            multiplier = _other(self._statements[last + 1], "mul", self._statements[last].target)
+            last += multiplier is not None
+            inside.add(self._statements[last].target)
+        dropout = self._statements[last + 1].called if last < end else None
+        if not isinstance(dropout, Dropout) or not self._goes_on(last, last + 1, inside):
+            return last, replace(stage, multiplier=multiplier)
+        return last + 1, replace(stage, multiplier=multiplier, dropout=dropout)
 
     def _reads_again(self, first: int, last: int, run: NormRun) -> bool:
         return bool(_parameters(self._statements, first, last) & _parameters(self._statements, run.first, run.last))
@@ -262,7 +308,7 @@ def _follows(
     statements: Sequence[Statement], readers: dict[str, set[int]], chain: LinearChain, following: LinearChain
 ) -> bool:
     """True if the first linear of `following` multiplies the result of `chain`."""
-    if following.first != chain.last + 1 or following.stages[0].before is not None:
+    if following.first != chain.last + 1 or following.first != following.stages[0].linear:
         return False
     target = statements[chain.last].target
     call = statements[chain.stages[-1].linear].call
@@ -313,7 +359,7 @@ def _residual_place(chain: LinearChain) -> int | None:
 
 def chain_input(forward: ForwardIR, chain: LinearChain) -> str | None:
     """The local that is a chain's input; None where the input is a view or an expression."""
-    if chain.stages[0].before is None:
+    if chain.first == chain.stages[0].linear:
         return _input(forward.statements[chain.first])
     ref = forward.statements[chain.first].operands[0]
     return ref.text if ref.kind is RefKind.LOCAL else None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from loka.graph.expression import PRODUCT, Ref, RefKind
+from loka.graph.expression import PRODUCT, RefKind
 from loka.graph.ir import ForwardIR, Region, Statement
-from loka.graph.patterns.linear_chain import readers_of
-from loka.graph.patterns.norm import TORCH_NORMS, norm_ending_at, norm_starting_at, over_other_dimensions
+from loka.graph.patterns.linear_chain import head_before, readers_of
+from loka.graph.patterns.norm import TORCH_NORMS, norm_starting_at, over_other_dimensions
 from loka.graph.sites.flow import ACTIVATIONS, ELEMENTWISE
 
 NORMS = frozenset(TORCH_NORMS)  # over the last dimension
@@ -19,9 +19,9 @@ def find_regions(forward: ForwardIR, wanted: Collection[str]) -> tuple[Region, .
     """The region around each call of the wanted sites (names relative to the owner), in the order of the statements.
 
     A region extends over the statements that follow the site: norms over the last dimension, activations, and
-    elementwise products and sums with earlier values; and over a norm just before it, perhaps times a matrix, if the
-    norm is in no other region. It is the longest such run of which only the last target is read outside. A site whose
-    product is permuted is a region of one operation.
+    elementwise products and sums with earlier values; and over a norm just before it, or [norm] [activation] * matrix,
+    if these are in no other region. It is the longest such run of which only the last target is read outside. A site
+    whose product is permuted is a region of one operation.
     """
     statements = forward.statements
     readers = readers_of(forward)
@@ -31,32 +31,13 @@ def find_regions(forward: ForwardIR, wanted: Collection[str]) -> tuple[Region, .
         call = statement.call
         if call is None or call.site not in wanted or index < free:
             continue
-        first = last = index
-        before = index - 1
-        if before >= free and isinstance(call.x, Ref):
-            feeds = call.x.text == statements[before].target
-            if feeds and readers.get(statements[before].target) == {index}:
-                first = _norm_before(statements, index, free, readers)
+        head = head_before(statements, readers, index, free)
+        first, last = head.first if head is not None else index, index
         if call.out == PRODUCT:
             last = _end(statements, first, index, readers)
         regions.append(Region(call.site, first, last, tuple(s.op for s in statements[first : last + 1])))
         free = last + 1
     return tuple(regions)
-
-
-def _norm_before(statements: Sequence[Statement], site: int, free: int, readers: dict[str, set[int]]) -> int:
-    """Index of the first statement of the norm, perhaps times a matrix, just before `site`; `site` without one."""
-    if statements[site - 1].op in NORMS:
-        return site - 1
-    if statements[site - 1].op == "mul" and site - 2 >= free and statements[site - 2].op in NORMS:
-        norm, factors = statements[site - 2].target, {ref.text for ref in statements[site - 1].operands}
-        return site - 2 if norm in factors and readers.get(norm) == {site - 1} else site
-    run = norm_ending_at(statements, site - 1)
-    if run is None or run.first < free:
-        return site
-    inside = set(range(run.first, run.last + 1))
-    read = (readers.get(statement.target, set()) for statement in statements[run.first : run.last])
-    return run.first if all(places <= inside for places in read) else site
 
 
 def _end(statements: Sequence[Statement], first: int, site: int, readers: dict[str, set[int]]) -> int:

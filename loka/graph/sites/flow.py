@@ -251,8 +251,9 @@ def _unmoved(node: Operation, moved: Collection[str] = _MOVED) -> Operation:
 def _reached(product: Operation, sources: Collection[int]) -> tuple[int, ...]:
     """Ids of the first nodes that GEMMs read on the way from a product; `sources` are all such.
 
-    The way is through what reads nothing but the product, or through sums and products with others alone. It ends where
-    something else reads on, as a residual stream does: its blocks stay apart, so that each can be a unit of FSDP.
+    The way is through what reads nothing but the product, perhaps times something else, and through sums and products
+    with others. It ends where something else reads on, as a residual stream does: its blocks stay apart, so that each
+    can be a unit of FSDP.
     """
     found: dict[int, None] = {}
     fuses = _is_fused_or_flat if product.folded else _is_fused
@@ -268,6 +269,7 @@ def _reached(product: Operation, sources: Collection[int]) -> tuple[int, ...]:
             continue
         fused = [child for child in here.children if fuses(child)]
         mixed.update(child for child in fused if here in mixed and child.op in _OTHERS | _FLAT)
+        mixed.update(child for child in fused if here in alone and child.op == "mul")
         ahead = [child for child in fused if child not in seen and (child in alone or child in mixed)]
         seen.update(ahead)
         waiting += ahead

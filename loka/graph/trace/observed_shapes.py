@@ -55,21 +55,21 @@ def observed_values(
 
 
 def with_even_statements(forward: ForwardIR, shapes: Mapping[str, Shape]) -> ForwardIR:
-    """The forward with `even` set for each sum and product whose locals all have the result's shape."""
+    """The forward with `columns` set for each sum and product whose locals all have the result's shape."""
 
     def marked(steps: Sequence[Statement]) -> tuple[Statement, ...]:
-        return tuple(replace(step, even=_is_even(step, shapes)) for step in steps)
+        return tuple(replace(step, columns=_columns(step, shapes)) for step in steps)
 
     return replace(forward, statements=marked(forward.statements), traced=marked(forward.traced))
 
 
-def _is_even(statement: Statement, shapes: Mapping[str, Shape]) -> bool:
+def _columns(statement: Statement, shapes: Mapping[str, Shape]) -> int | None:
     value, shape = statement.value, shapes.get(statement.target)
     if statement.op not in _PAIRS or statement.call is not None or not isinstance(value, Call) or shape is None:
-        return False
+        return None
     read = locals_in(value)
     is_pair = len(read) == len(value.args) == 2 and not value.kwargs
-    return is_pair and all(shapes.get(name) == shape for name in read)
+    return shape[-1] or 0 if is_pair and all(shapes.get(name) == shape for name in read) else None
 
 
 def _common(name: str, seen: Sequence[Mapping[str, Shape]]) -> Shape:

@@ -13,9 +13,10 @@ from typing import Protocol
 from torch import nn
 
 from loka.graph.canonical.splicing import canonical_only, spliced
+from loka.graph.expression import Ref
 from loka.graph.ir import ForwardIR, NearKind, Refused, Region
-from loka.graph.patterns.linear_chain import ChainStage, LinearChain, StaticOperands, find_chains
-from loka.graph.patterns.norm import BATCH_NORM
+from loka.graph.patterns.linear_chain import LinearChain, StaticOperands, find_chains
+from loka.graph.patterns.norm import BATCH_NORM, ChainNorm
 from loka.graph.patterns.owners import RegionScope, wants_owner
 from loka.graph.patterns.region import find_regions
 from loka.graph.sites.site import Site
@@ -85,18 +86,19 @@ def _surroundings(chain: LinearChain) -> list[tuple[str, Surroundings]]:
     """Surroundings of each site of a chain: operations after a linear are those before the next."""
     found = []
     first = chain.stages[0]
-    before = "" if first.before is None else " ".join([first.before.kind, *[TIMES] * (first.multiplier is not None)])
+    before = _words(first.before, first.before_activation, first.before_multiplier)
     for number, stage in enumerate(chain.stages):
-        after = _after(stage)
+        words = _words(stage.after, stage.activation, stage.multiplier)
+        after = " ".join(filter(None, (words, DROPOUT if stage.dropout is not None else "")))
         found.append((stage.site, Surroundings(before, after, number == 0, number == len(chain.stages) - 1)))
         before = after
     return found
 
 
-def _after(stage: ChainStage) -> str:
-    norm = [stage.after.kind] if stage.after is not None else []
-    activation = [name_and_constants(stage.activation)[0]] if stage.activation is not None else []
-    return " ".join([*norm, *activation, *[DROPOUT] * (stage.dropout is not None)])
+def _words(norm: ChainNorm | None, activation: str | None, multiplier: Ref | None) -> str:
+    words = [norm.kind] if norm is not None else []
+    words += [name_and_constants(activation)[0]] if activation is not None else []
+    return " ".join([*words, *[TIMES] * (multiplier is not None)])
 
 
 def rewrite(request: RewriteRequest, model: nn.Module, trace: Trace) -> Rewrites:
@@ -246,8 +248,9 @@ def _taken_of(region: Region, chains: Sequence[LinearChain]) -> tuple[str, ...]:
         return region.ops if _MODULES.isdisjoint(region.ops) else ()
     places = range(region.first, region.last + 1)
     ops = [op for place, op in zip(places, region.ops, strict=True) if chain.first <= place <= chain.last]
-    before = [stage.before.kind] if stage.before is not None and region.first == stage.linear else []
-    return (*before, *ops)
+    own = region.first == stage.linear
+    before = _words(stage.before, stage.before_activation, stage.before_multiplier) if own else ""
+    return (*before.split(), *ops)
 
 
 def _replaced(forward: ForwardIR, chains: Sequence[LinearChain], sites: Container[str]) -> frozenset[int]:

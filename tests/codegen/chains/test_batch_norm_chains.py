@@ -13,6 +13,7 @@ from loka.errors import InputError
 from tests.support.codegen import chain_plans as chains
 from tests.support.codegen.codegen_plans import PlanPackage
 from tests.support.models.batch_norm_models import Listed, batch, layer_normed, leaky, seeded, sequential
+from tests.support.models.sum_models import SwiGlu
 
 pytestmark = pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")  # that this is the CPU
 
@@ -21,6 +22,7 @@ BODIES: dict[str, Callable[[], nn.Module]] = {
     "listed": Listed,
     "layer_normed": layer_normed,
     "leaky": leaky,
+    "gated": lambda: nn.Sequential(SwiGlu(48, 64, p=0.1), nn.Linear(48, 32)),
 }
 RECIPES = {"as_is": chains.AS_IS, "fp8": chains.CHAIN, "static": chains.known_chain(x=64.0, dy=64.0)}
 LIMITS = {"as_is": 2e-6, "fp8": 2e-2, "static": 0.4}  # of the norm; FP8 against a simulation, static against the model

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from loka import dispatch
@@ -17,6 +18,7 @@ from tests.support.codegen import chain_plans as chains
 from tests.support.codegen import codegen_plans as plans
 from tests.support.codegen.chain_bodies import Gated
 from tests.support.gpu import ON_HOPPER
+from tests.support.models.sum_models import MergedGlu, SwiGlu
 
 pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("fresh_compiler")]
 
@@ -193,3 +195,25 @@ def test_a_norm_times_part_of_a_product(planned: plans.PlanPackage, recipe: str,
         patch.verify()
     errors = {key: chains.error(value, expected[key]) for key, value in found.items()}
     assert max(errors.values()) < 0.1, errors
+
+
+@pytest.mark.parametrize("recipe", ["fp8", "plain"])
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize(("width", "hidden", "rows"), [(512, 1344, 8192), (1344, 1360, 513)])
+def test_a_swiglu_ffn(
+    planned: plans.PlanPackage, recipe: str, merged: bool, width: int, hidden: int, rows: int
+) -> None:
+    torch.manual_seed(0)
+    body = MergedGlu(F.silu, width=width, hidden=hidden) if merged else SwiGlu(width, hidden)
+    package = planned(chains.chain_plan(body, RECIPES[recipe], lambda batch: torch.randn(batch, width)))
+    model = chains.Holder(body).cuda().bfloat16()
+    exact = chains.Holder(chains.simulated(body) if recipe == "fp8" else copy.deepcopy(body).double())
+    x, dy = chains.gpu_operands(rows, width)
+    expected = chains.gradients(exact, x.double(), dy.double())
+    with package.apply(model) as patch:
+        found = chains.gradients(model, x, dy)
+        patch.verify()
+        compiled = chains.gradients(torch.compile(model, fullgraph=True), x, dy)
+    for each in (found, compiled):
+        errors = {key: chains.error(value, expected[key]) for key, value in each.items()}
+        assert max(errors.values()) < 0.1, errors

@@ -108,7 +108,7 @@ class Case:
 WITHOUT_KERNELS = {"linears", "crosses_apart", "broadcast"}  # where the GEMMs stay in the model's dtype
 STATIC = (
     "layer_norm_silu", "no_bias_rms_norm", "linears", "one", "alone", "biased", "plain_norm_before", "crosses",
-    "gated_blocks", "blocks", "residuals", "swish", "swish_blocks",
+    "gated_blocks", "blocks", "residuals", "swish", "swish_blocks", "swiglu", "merged_norm_glu", "gate_unit",
 )  # fmt: skip
 ROWS, ELEMENTWISE = (37, 48), 1e-4
 CALLS = {"gated_blocks": '"add_times_residual_keep_block_norm_of_16_silu_e4m3'}

@@ -155,17 +155,24 @@ def test_a_static_range_without_a_maximum_is_an_error_at_its_place(make: Make) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "chain"), [("swiglu", "# from up, down"), ("masked", "# from first, second, linear, norm")]
+    ("name", "mods", "steps"),
+    [
+        ("swiglu", "auto: false", "linear -> silu -> times -> linear -> residual"),
+        ("swiglu", "{use: merge_siblings}", "silu -> times -> linear -> residual"),
+        ("masked", "auto: false", "linear -> relu -> linear -> times -> linear -> layer_norm -> relu"),
+        ("mask_block", "auto: false", "linear -> relu -> linear -> times -> linear -> layer_norm -> relu"),
+        ("gated_tower", "auto: false", "linear -> relu -> linear -> sigmoid -> times -> linear"),
+    ],
 )
-def test_a_gate_is_part_of_the_chain_that_it_multiplies(name: str, chain: str, package: Make) -> None:
+def test_a_gate_is_part_of_the_chain_that_it_multiplies(name: str, mods: str, steps: str, package: Make) -> None:
     text = (
         f'version: 1\nname: gate\nmodel: {{factory: "tests.support.models.sum_models:{name}", inputs: '
-        f'"tests.support.models.sum_models:rows_of_128", batch_size: 64}}\nmods: {{auto: false}}\n'
-        f"defaults: {{{FP8}, fuse: always}}\n"
+        f'"tests.support.models.sum_models:rows_of_128", batch_size: 64}}\n'
+        f"mods: {f'[{mods}]' if 'use' in mods else f'{{{mods}}}'}\ndefaults: {{{FP8}, fuse: always}}\n"
     )
-    plan, files, made = package(f"gen_gate_{name}", text)
+    plan, files, made = package(f"gen_gate_{name}{'_merged' * ('use' in mods)}", text)
     assert plan.share_fp8 == 1.0
-    assert f"{chain}\n" in files["modules.py"]
+    assert steps in [said.partition(":")[0] for said in chains.functions(files["kernels.py"]).values()]
     own = getattr(sum_models, name)()
     bound = copy.deepcopy(own)
     with made.apply(bound) as patch:

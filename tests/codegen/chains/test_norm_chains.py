@@ -14,7 +14,7 @@ from loka.graph.patterns.linear_chain import StaticOperands, find_chains
 from loka.mods.norms import BlockNorm
 from loka.plan.rewrite.rewrites import KERNEL_OPERATIONS
 from tests.support.codegen import chain_plans as chains
-from tests.support.codegen.chain_bodies import Gated, block_body, swish_body
+from tests.support.codegen.chain_bodies import BODIES, Gated, block_body, plan_of, swish_body
 from tests.support.codegen.policy_packages import Make
 
 pytestmark = pytest.mark.slow
@@ -250,11 +250,11 @@ class NormReadTwice(Gated):
         return torch.relu(self.out(n * u)) + n.mean()
 
 
-def multipliers_of(module: nn.Module) -> list[bool]:
-    """For each chain, whether the norm at its head is multiplied by a matrix."""
+def multipliers_of(module: nn.Module, known: StaticOperands = KERNEL_OPERATIONS) -> list[bool]:
+    """For each chain, whether what stands before or behind one of its linears is multiplied by a matrix."""
     forward = chains.traced(module, lambda batch: torch.randn(batch, 48))
-    found = find_chains(forward, forward.regions, KERNEL_OPERATIONS)
-    return [chain.stages[0].multiplier is not None for chain in found]
+    found = find_chains(forward, forward.regions, known)
+    return [any(stage.before_multiplier or stage.multiplier for stage in chain.stages) for chain in found]
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -280,6 +280,61 @@ def test_a_norm_times_a_matrix_is_the_head_of_a_chain(planned, form, norm, recip
     chains.assert_within(compiled, found, 1e-6)
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("recipe", ["plain", "fp8"])
+@pytest.mark.parametrize("name", ["swiglu", "merged_norm_glu", "gate_unit"])
+def test_compiled_as_one_graph_a_gate_is_the_eager_one(planned, name, recipe):
+    package, model = planned(plan_of(recipe, name)), chains.Holder(copy.deepcopy(BODIES[name]))
+    x, dy = chains.operands(model, 33, 48)
+    with package.apply(model):
+        found = chains.gradients(model, x, dy)
+        compiled = chains.gradients(torch.compile(model, fullgraph=True, backend="aot_eager"), x, dy)
+    chains.assert_within(compiled, found, 1e-6)
+
+
+class Gates(nn.Module):
+    """A matrix of x alone, times an activation of a product or of a part of it: none is for a kernel."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.gate, self.down, self.norm = kind, nn.Linear(48, 96), nn.Linear(48, 32), BlockNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.gate(x).chunk(2, -1)
+        match self.kind:
+            case "activation_read_twice":
+                gate = torch.sigmoid(b)
+                out = self.down(gate * a) + gate.mean()
+            case "of_itself":
+                out = self.down(torch.tanh(b) * b)
+            case "one_for_all_rows":
+                out = self.down(torch.sigmoid(b) * a[:1])
+            case "no_activation":
+                out = self.down(torch.softmax(b, -1) * a)
+            case "of_blocks":
+                out = self.down(self.norm(a) * b)
+            case _:
+                out = self.down(torch.sigmoid(b) * a)
+        result: Tensor = out
+        return result
+
+
 @pytest.mark.parametrize("form", [OfItself, NormReadTwice])
 def test_other_products_of_a_norm_are_not(form):
     assert not any(multipliers_of(form(nn.LayerNorm(48))))
+
+
+@pytest.mark.parametrize(
+    "kind", ["activation_read_twice", "of_itself", "one_for_all_rows", "no_activation", "of_blocks"]
+)
+def test_other_products_of_an_activation_are_not(kind):
+    assert not any(multipliers_of(Gates(kind)))
+
+
+def test_more_columns_than_a_kernel_holds_are_not_multiplied():
+    body, known = Gates(""), KERNEL_OPERATIONS
+    assert multipliers_of(body) == [False, True]
+    assert not any(multipliers_of(body, StaticOperands(known.norms, known.activations, 32)))
+    gate = BODIES["gate_unit"]  # of 48 columns, behind linears
+    assert multipliers_of(gate) == [True]
+    assert not any(multipliers_of(gate, StaticOperands(known.norms, known.activations, 32)))

@@ -34,7 +34,8 @@ def forward(*lines: str, result: str) -> ForwardIR:
             refs.append(Ref(RefKind.ATTRIBUTE, "self.w"))
             flip = ".transpose(-1, -2)" if op.endswith(".T") else ""
             call = site_call(target, refs, "{0}" + flip, "{1}", None, "{0}" + flip)
-        statements.append(Statement(target, op.removesuffix(".T"), tuple(refs), call))
+        value = expression("torch.nn.functional.layer_norm({0}, (8,))", refs) if op == "layer_norm" else tuple(refs)
+        statements.append(Statement(target, op.removesuffix(".T"), value, call))
     return ForwardIR("", "", ("x",), tuple(statements), expression(result), (), "")
 
 

@@ -27,6 +27,14 @@ SPECS = [
         for name in ("tanh", "leaky_relu(0.2)")
         for spec in norm_specs(2048, [(None, False, False, name, True)])[:2]
     ],
+    *[
+        spec
+        for width in (1344, 2048)
+        for spec in norm_specs(
+            width, [(None, False, False, "silu", False), ("layer_norm", True, True, "sigmoid", True)]
+        )
+        if spec.multiplied
+    ],
     *map(RequantizeTranspose, (1, 3)),
     *map(Reduce, (1, 6)),
     *ALIGNED[::2],

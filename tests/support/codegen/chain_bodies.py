@@ -121,6 +121,10 @@ def _stacks() -> dict[str, nn.Module]:
         "weighted": sums.Weighted(),
         "residuals": sums.Residuals(),
         "broadcast": sums.Broadcast(),
+        "swiglu": sums.SwiGlu(48, 64),
+        "merged_glu": sums.MergedGlu(),
+        "merged_norm_glu": sums.MergedGlu(torch.sigmoid, norm=True),
+        "gate_unit": sums.GateUnit(),
         "plain_norm_before": nn.Sequential(nn.RMSNorm(48, eps=1e-5, elementwise_affine=False), nn.Linear(48, 24)),
     }
 

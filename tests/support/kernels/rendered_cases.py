@@ -67,7 +67,8 @@ def norm_specs(width: int, parts: Sequence[tuple[str | None, bool, bool, str | N
                 specs.append(NormForward(width, norm, weight, bias, 1e-5, activation, add, quantize, save=True))
             if norm or activation or quantize:
                 specs.append(NormBackward(width, norm, weight, bias, 1e-5, activation, add, quantize))
-            if norm in ("layer_norm", "rms_norm") and activation is None and width <= LARGEST_HELD:
+            takes = norm in ("layer_norm", "rms_norm") or (norm is None and activation is not None)
+            if takes and activation not in GATES and width <= LARGEST_HELD:
                 specs += [replace(spec, multiplied=True) for spec in specs[-2:]]
     return specs
 
@@ -223,20 +224,24 @@ def exact_output(spec: NormForward | NormBackward, inputs: Inputs) -> Tensor:
 
 def rounding_of(spec: NormForward | NormBackward, inputs: Inputs, exact: Tensor) -> Tensor:
     """How far float32 arithmetic may be from `exact`, by row (M, 1) or element: a few units in the last place."""
-    if spec.norm is None and spec.activation in (None, "relu"):
+    if spec.norm is None and spec.activation in (None, "relu") and not spec.multiplied:
         return torch.zeros_like(exact)
     if isinstance(spec, NormForward):
         return 2.0**-21 * exact.abs().amax(1, keepdim=True)
     if spec.norm is None and spec.activation not in GATES:
-        return 2.0**-21 * 1.5 * inputs.grad.double().abs()
+        return 2.0**-21 * 1.5 * _product_grad(spec, inputs)
     return 2.0**-21 * gradient_size(spec, inputs)
+
+
+def _product_grad(spec: NormBackward, inputs: Inputs) -> Tensor:
+    """The size (M, width) in float64 of the gradient of what is multiplied, or of the result."""
+    grad = inputs.grad.double().abs()
+    return grad * inputs.tensors["multiplier"].double().abs() if spec.multiplied else grad
 
 
 def gradient_size(spec: NormBackward, inputs: Inputs) -> Tensor:
     """An upper bound of dx's terms (M, 1) in float64, which cancel where grad lies along the norm's input."""
-    grad = inputs.grad.double().abs().amax(1, keepdim=True)
-    if spec.multiplied:
-        grad = (inputs.grad * inputs.tensors["multiplier"]).double().abs().amax(1, keepdim=True)
+    grad = _product_grad(spec, inputs).amax(1, keepdim=True)
     size = 1.5 * grad  # no activation is steeper: this is hard swish at 3
     if spec.activation in GATES:  # a sigmoid's slope is 1/4 at most, times what the norm took
         size = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -120,16 +122,48 @@ class Broadcast(nn.Module):
 
 
 class SwiGlu(nn.Module):
-    """down(silu(gate(x)) * up(x)) + x: rows (M, 128) -> (M, 128)."""
+    """down(dropout(silu(gate(x)) * up(x))) + x: rows (M, width) -> (M, width)."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 128, hidden: int = 256, p: float = 0.0) -> None:
         super().__init__()
-        self.gate, self.up = (nn.Linear(128, 256, bias=False) for _ in range(2))
-        self.down = nn.Linear(256, 128, bias=False)
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.drop = nn.Dropout(p) if p else nn.Identity()
+        self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         gate = F.silu(self.gate(x))
-        out: Tensor = self.down(gate * self.up(x)) + x
+        out: Tensor = self.down(self.drop(gate * self.up(x))) + x
+        return out
+
+
+class MergedGlu(nn.Module):
+    """The same with one product for both, and any activation."""
+
+    def __init__(
+        self, activation: Callable[[Tensor], Tensor] = F.gelu, norm: bool = False, width: int = 48, hidden: int = 64
+    ) -> None:
+        super().__init__()
+        self.both, self.down = nn.Linear(width, 2 * hidden), nn.Linear(hidden, width)
+        self.norm = nn.LayerNorm(hidden) if norm else nn.Identity()
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.both(x).chunk(2, -1)
+        out: Tensor = self.down(self.activation(self.norm(b)) * a)
+        return out
+
+
+class GateUnit(nn.Module):
+    """PEPNet's gate without its factor: what x is multiplied by is made of x, and the result is normalised on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(48, 32), nn.Linear(32, 48), nn.Linear(48, 48)
+        self.norm, self.last = nn.LayerNorm(48), nn.Linear(48, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gated = x * torch.sigmoid(self.second(F.relu(self.first(x))))
+        out: Tensor = self.last(self.norm(self.third(gated)) * torch.tanh(x))
         return out
 
 
@@ -146,6 +180,31 @@ class Masked(nn.Module):
         return torch.relu(self.norm(self.linear(x * mask)))
 
 
+class MaskBlock(nn.Module):
+    """A block of MaskNet, relu(norm(linear(norm(v) * mask))): here v and what the mask is made of are both x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128))
+        self.linear, self.before, self.after = nn.Linear(128, 64), nn.LayerNorm(128), nn.LayerNorm(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.after(self.linear(self.before(x) * self.mask(x))))
+
+
+class GatedTower(nn.Module):
+    """PEPNet's gate in a module of its own; what it multiplies and the next linear are of the module around."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 128), nn.Sigmoid())
+        self.tower = nn.Sequential(nn.Linear(128, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.tower(x * self.gate(x))
+        return out
+
+
 def swiglu() -> nn.Module:
     """As a model's factory."""
     return nn.Sequential(SwiGlu())
@@ -154,6 +213,16 @@ def swiglu() -> nn.Module:
 def masked() -> nn.Module:
     """As a model's factory."""
     return nn.Sequential(Masked())
+
+
+def mask_block() -> nn.Module:
+    """As a model's factory."""
+    return nn.Sequential(MaskBlock())
+
+
+def gated_tower() -> nn.Module:
+    """As a model's factory."""
+    return nn.Sequential(GatedTower())
 
 
 def rows_of_128(batch: int) -> tuple[Tensor]:

@@ -78,15 +78,15 @@ def norm_forward(
     if residual is not None:
         x = x + residual.float()
     kept = x
-    if norm is None:
-        y = _dropped(activated(x, activation, kept), mask, dropout)
-        return Forward(y, x.new_empty(0), x.new_empty(0), kept)
-    traits = norm_of(norm)
-    normed = traits.forward(x, eps, block)
-    rstd = normed.rstd if traits.saved else x.new_empty(0)
-    y = activated(_affine(normed.n, weight, bias), activation, kept)
+    mean = rstd = x.new_empty(0)
+    if norm is not None:
+        traits = norm_of(norm)
+        normed = traits.forward(x, eps, block)
+        mean, rstd = normed.mean, normed.rstd if traits.saved else rstd
+        x = _affine(normed.n, weight, bias)
+    y = activated(x, activation, kept)
     y = _dropped(y if multiplier is None else y * multiplier.float(), mask, dropout)
-    return Forward(y, normed.mean, rstd, kept)
+    return Forward(y, mean, rstd, kept)
 
 
 def norm_backward(
@@ -128,18 +128,18 @@ def norm_backward(
             raise InputError("norm_backward: a norm or an activation needs x, the forward's input")
         z = x.float() if add is None else x.float() + add.float()
         if norm is None:
-            dsum = gradient_of(dz, z, activation, z)
+            y, dsum = z, gradient_of(dz, z, activation, z)
             dbias = dsum.sum(0, keepdim=True)
         else:
             normed = _normalised_again(z, norm, mean, rstd, eps, block)
             y = _affine(normed.n, weight, bias)
-            dmultiplier = product_grad * activated(y, activation, z) if multiplier is not None else dmultiplier
             dz = gradient_of(dz, y, activation, z)
             dweight, dbias = (dz * normed.n).sum(0, keepdim=True), dz.sum(0, keepdim=True)
             dn = dz if weight is None else dz * weight.float()
             if mean_dn is not None and mean_dn_n is not None:
                 dn = dn - mean_dn - normed.n * mean_dn_n
             dsum = norm_of(norm).gradient(dn, normed, eps, block) + gradient_past(grad, y, activation)
+        dmultiplier = product_grad * activated(y, activation, z) if multiplier is not None else dmultiplier
     if residual_grad_in is not None:
         dsum = dsum + residual_grad_in.float()
     dx = dsum if times is None else dsum * times.float()

@@ -33,7 +33,7 @@ class _NormSpec:
     add: bool = False  # whether a vector (a linear's bias) is added to x first
     quantize: bool = False  # e4m3 with a power-of-two scale a row, or a matrix of floats
     _: KW_ONLY
-    multiplied: bool = False  # whether what a norm over the row gives is multiplied by a matrix
+    multiplied: bool = False  # whether what an activation, or a norm over the row, gives is multiplied by a matrix
 
     @property
     def traits(self) -> NormTraits:
@@ -318,11 +318,12 @@ def _check_norm(spec: NormForward | NormBackward) -> None:
             f"a kernel has a dropout above 0 and below 1, for rows of up to {LARGEST_HELD} elements, and not where it "
             f"finds the maximum alone; this is {spec.dropout} for {spec.width} elements, {spec.how.scaling}"
         )
-    over_row = spec.traits.over_rows and not spec.activation
-    if spec.multiplied and (not over_row or spec.width > LARGEST_HELD or spec.how.scaling == "maximum"):
+    bends = spec.traits.over_rows if spec.norm else spec.activation is not None
+    held = spec.width <= LARGEST_HELD and spec.how.scaling != "maximum"
+    if spec.multiplied and not (bends and held and not spec.gated):
         raise InputError(
-            f"a kernel multiplies what a norm over rows of up to {LARGEST_HELD} elements gives, without an activation, "
-            f"and not where it finds the maximum alone; this is {_what(spec) or 'no norm'} of {spec.width}"
+            f"a kernel multiplies what an activation, or a norm over rows, of up to {LARGEST_HELD} elements gives, "
+            f"not a gate, and not where it finds the maximum alone; this is {_what(spec) or 'no norm'} of {spec.width}"
         )
     if not spec.quantize and spec.how != ROWWISE:
         raise InputError(f"a kernel that does not quantize has no scaling, and so not {spec.how.name!r}")

@@ -65,7 +65,7 @@ def configuration(spec: NormForward | NormBackward, device: DeviceSpec = DEFAULT
 
 def _streams(spec: NormForward | NormBackward) -> bool:
     """Whether a kernel without a norm reads several matrices: no sums of a row but its maximum wait for one another."""
-    more = (spec.times, spec.residual if isinstance(spec, NormForward) else spec.residual_grad_in)
+    more = (spec.times, spec.multiplied, spec.residual if isinstance(spec, NormForward) else spec.residual_grad_in)
     return spec.norm is None and any(more)
 
 
