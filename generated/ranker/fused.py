@@ -18,9 +18,9 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "626c2836c411c3182f5d8689ade24860f732b34da3546dbb60a2872fe94ecd78"
+STAMP = "4dd3140e716050cc8fe5ddf36a6b95f4fd575ef5e41a132242e45aa2b5b437a6"
 
-kernel = operators.of_package(__package__, "a8712776")
+kernel = operators.of_package(__package__, "b4fd0cda")
 
 # Gradient of addition -> e4m3 with one power-of-two scale a row.
 # grad -> values, scale, scale_max, dadd
@@ -109,7 +109,7 @@ concat_norm_2_residual_layer_norm_backward_128 = kernel(
 fm_interaction_16x128_to_16_8 = kernel(
     FmOperator(
         FmForward(sizes=FmSizes(embeddings=16, dim=128, rank=16, made=8)),
-        FmConfiguration(chunk=128, stages=3, stages_wide=3, warps=4, programs=2),
+        FmConfiguration(chunk=128, stages=3, stages_wide=3, warps=2, programs=4),
     ),
 )
 

@@ -20,7 +20,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "626c2836c411c3182f5d8689ade24860f732b34da3546dbb60a2872fe94ecd78"
+STAMP = "4dd3140e716050cc8fe5ddf36a6b95f4fd575ef5e41a132242e45aa2b5b437a6"
 
 
 class EmbedDense(dispatch.Bound):

@@ -9,8 +9,8 @@ from loka.devices.spec import (
     DeviceSpec,
     DotLaunch,
     Execution,
-    FmBackwardLaunch,
     FmInteractionLaunch,
+    FmLaunch,
     FusedCastLaunch,
     HostCosts,
     LaunchTables,
@@ -120,12 +120,11 @@ _LAUNCHES = LaunchTables(
     maxima_chunk=1024,
     fm_interaction=FmInteractionLaunch(
         fetched=8192,
-        forward=(4, 2),
         stages=3,
-        backward=(
-            FmBackwardLaunch(embeddings=32, chunk=64, chunk_passed=64, warps=2, programs=4),
-            FmBackwardLaunch(embeddings=64, chunk=128, chunk_passed=64, warps=4, programs=2),
-            FmBackwardLaunch(embeddings=256, chunk=64, chunk_passed=64, warps=8, programs=1),
+        sizes=(
+            FmLaunch(embeddings=32, forward=(2, 4), backward=(2, 4), chunk=64, chunk_passed=64),
+            FmLaunch(embeddings=64, forward=(4, 3), backward=(4, 2), chunk=128, chunk_passed=64),
+            FmLaunch(embeddings=256, forward=(4, 2), backward=(8, 1), chunk=64, chunk_passed=64),
         ),
     ),
     concat_norm=ConcatNormLaunch(

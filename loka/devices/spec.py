@@ -132,14 +132,14 @@ class FusedCastLaunch:
 
 
 @dataclass(frozen=True, slots=True)
-class FmBackwardLaunch:
-    """Launch of the backward of FM interactions of up to so many embeddings, padded to a power of two."""
+class FmLaunch:
+    """Launch of FM interactions of up to so many embeddings, padded to a power of two."""
 
     embeddings: int
-    chunk: int  # most columns of a step
+    forward: tuple[int, int]  # warps and programs
+    backward: tuple[int, int]
+    chunk: int  # most columns of a backward's step
     chunk_passed: int  # the same where a gradient of x is added
-    warps: int
-    programs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +147,8 @@ class FmInteractionLaunch:
     """Launch of FM interactions; measured at 32 to 64 x 128 and 128 x 256 (docs/results/LOG.md)."""
 
     fetched: int  # elements of a sample up to which three samples are prefetched into shared memory, above it two
-    forward: tuple[int, int]  # warps and programs
     stages: int  # most steps of a backward that are prefetched
-    backward: tuple[FmBackwardLaunch, ...]  # by embeddings, the last for the most that there are
+    sizes: tuple[FmLaunch, ...]  # by embeddings, the last for the most that there are
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,15 +138,15 @@ def fm_configuration(spec: FmForward | FmBackward, device: DeviceSpec = DEFAULT)
     """
     launch = device.launches.fm_interaction
     n, d = padded(spec.sizes.embeddings), padded(spec.sizes.dim)
+    how = next(each for each in launch.sizes if n <= each.embeddings)
     if isinstance(spec, FmForward):
         stages = _stages(spec, d, 3 if n * d <= launch.fetched else 2, device)
-        return FmConfiguration(d, stages, stages, *launch.forward)
-    how = next(each for each in launch.backward if n <= each.embeddings)
+        return FmConfiguration(d, stages, stages, *how.forward)
     chunk = min(d, how.chunk_passed if spec.passed else how.chunk)
     while chunk > SMALLEST_SIDE and shared_bytes(spec, chunk, 1, wide=True) > device.shared_bytes:
         chunk //= 2
     stages, stages_wide = (_stages(spec, chunk, launch.stages, device, wide) for wide in (False, True))
-    return FmConfiguration(chunk, stages, stages_wide, how.warps, how.programs)
+    return FmConfiguration(chunk, stages, stages_wide, *how.backward)
 
 
 def shared_bytes(spec: FmForward | FmBackward, chunk: int, stages: int, wide: bool = False) -> int:
