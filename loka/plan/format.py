@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from fnmatch import fnmatchcase
 from itertools import takewhile
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ EXTRAPOLATED = "~"  # before a time
 EXTRAPOLATED_NOTE = f"{EXTRAPOLATED}: extrapolated beyond measured sizes"
 _NUMBER = re.compile(r"(?<![^.#])\d+(?![^.#])")  # a numeric part of a name: the 3 in "layers.3.fmb"
 _PARTS = re.compile(r"([.#])")
+_FEW = 3  # names that are listed where their glob would match others
 
 
 def format_recipe(recipe: OperandRecipe) -> str:
@@ -191,6 +193,20 @@ def common_pattern(names: Sequence[str]) -> str:
         same = takewhile(lambda pair: pair[0] == pair[1], zip(min(names), max(names), strict=False))
         return "".join(one for one, _ in same) + "*"
     return "".join(part[0] if len(set(part)) == 1 else "*" for part in zip(*split, strict=True))
+
+
+def rule_patterns(names: Sequence[str], others: Iterable[str] = ()) -> list[str]:
+    """Globs that a rule takes for these names: one for those that differ only in numbers.
+
+    A few names are listed instead where their glob would match others, too.
+    """
+    found: list[str] = []
+    for alike in grouped(names, pattern_of):
+        glob = common_pattern(alike)
+        few = 1 < len(alike) <= _FEW
+        more = few and any(fnmatchcase(each, glob) and each not in alike for each in others)
+        found += alike if more else [glob]
+    return found
 
 
 def describe_tuned(tuned: TunedStep) -> str:

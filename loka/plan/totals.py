@@ -11,7 +11,7 @@ from loka.plan.format import EXTRAPOLATED, EXTRAPOLATED_NOTE, format_share, form
 from loka.plan.plan import Plan, StepTime
 from loka.plan.select.interaction_times import step_times
 
-_FEW = 0.05  # share of a total that may be extrapolated without a mark
+FEW = 0.05  # share of a total that may be extrapolated without a mark
 _NOTHING = 0.005  # a change of speed that is none
 _REPLAYED = 'under torch.compile(mode="reduce-overhead") (execution: {mode: reduce-overhead}), or '
 
@@ -105,7 +105,7 @@ def format_total(total: Total) -> str:
 
     The times are marked if more than a few per cent of one are extrapolated.
     """
-    mark = EXTRAPOLATED if total.extrapolated > _FEW else ""
+    mark = EXTRAPOLATED if total.extrapolated > FEW else ""
     return (
         f"{format_summed(total)}: {mark}{format_us(total.us)} a training step; {mark}{format_us(total.without_fp8_us)} "
         f"without FP8, {mark}{format_us(total.as_is_us)} in compiled BF16: {format_speedup(total.speedup)}, of which "
@@ -168,25 +168,18 @@ def predicted_step(plan: Plan, total: Total) -> StepPrediction | None:
 def format_host(plan: Plan, total: Total) -> str:
     """What a step waits for, where the policy says how the model runs, else "".
 
-    `the host, compiled: 4950 us a step, 3530 us without FP8, 3480 us in compiled BF16 (as on the host of an NVIDIA
-    H200); the GPU: 905 us, 1050 us, 1120 us: ...`
+    `the step waits for the host, compiled (as on the host of an NVIDIA H200), 0.82x over BF16; under ...`
     """
     step = predicted_step(plan, total)
     if step is None or plan.execution is None:
         return ""
-    if step.waits_for_host:
-        verdict = (
-            f"the step waits for the host, {format_speedup(step.speedup)} over BF16; "
-            f"{'' if plan.execution.mode.replays else _REPLAYED}with a larger batch it would wait for the GPU"
-        )
-    else:
-        verdict = f"the step waits for the GPU, {format_speedup(step.speedup)} over BF16"
-    measured_on = DEVICES[plan.target].host.measured_on
+    mode, measured_on = plan.execution.mode, DEVICES[plan.target].host.measured_on
+    over = f"{format_speedup(step.speedup)} over BF16"
+    if not step.waits_for_host:
+        return f"the step waits for the GPU, {mode.value}, {over}"
     return (
-        f"the host, {plan.execution.mode.value}: {format_us(step.host_us)} a step, "
-        f"{format_us(step.without_fp8_host_us)} without FP8, {format_us(step.as_is_host_us)} in BF16 (as on "
-        f"{measured_on}); the GPU: {format_us(step.gpu_us)}, {format_us(step.without_fp8_gpu_us)}, "
-        f"{format_us(step.as_is_gpu_us)}: {verdict}"
+        f"the step waits for the host, {mode.value} (as on {measured_on}), {over}; "
+        f"{'' if mode.replays else _REPLAYED}with a larger batch it would wait for the GPU"
     )
 
 

@@ -95,10 +95,10 @@ def _headers(text: str) -> list[str]:
 
 @pytest.mark.slow
 def test_a_plan_names_every_site_and_reason_in_whole(shop, loka, monkeypatch):
-    wide = loka("plan", shop.policy).out
+    wide = loka("plan", shop.policy, "--all").out
     for module in (output, plan_table):
         monkeypatch.setattr(module, "terminal_width", lambda: ROOM)
-    narrow = loka("plan", shop.policy).out
+    narrow = loka("plan", shop.policy, "--all").out
     assert max(map(len, narrow.splitlines())) <= ROOM
     for name in ("dense", "layers.0.down", "layers.0.up", "layers.1.down", "layers.1.up", "head"):
         assert any(line.split()[:1] == [name] for line in narrow.splitlines()), name

@@ -40,8 +40,10 @@ def learned(shop) -> Callable[..., None]:
     return write
 
 
-def line_of(text: str, site: str) -> str:
-    return next(line for line in text.splitlines() if line.startswith(f"{site} "))
+def reason_of(text: str, site: str) -> str:
+    """What stands in the legend under the number of a site's row."""
+    number = next(line.split()[-1] for line in text.splitlines() if line.startswith(f"{site} "))
+    return next(line for line in text.splitlines() if line.startswith(f"{number}: "))
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)])
@@ -55,7 +57,7 @@ def test_forced_over_budget_prints_the_plan_and_leaves_with_1(arguments, shop, l
     if arguments:
         assert len(json.loads(ran.out)["over_budget"]) == 3
     else:
-        assert "over budget: MERE 0.3" in line_of(ran.out, "layers.0.up")
+        assert "over budget: MERE 0.3" in reason_of(ran.out, "layers.0.up")
 
 
 def test_generate_and_validate_warn_of_what_is_over_budget(shop, loka, learned):
@@ -130,7 +132,7 @@ def test_the_profile_of_a_base_is_found_beside_the_base(shop, loka, learned):
     (shop.folder / "mine.yaml").write_text("version: 1\nname: mine\nextends: policies/shop.yaml\n")
     ran = loka("plan", "mine.yaml")
     assert ran.status == 0
-    assert "safe by evidence" in line_of(ran.out, "dense")
+    assert "safe by evidence" in reason_of(ran.out, "dense")
 
 
 def test_without_the_model_a_policy_is_valid_before_its_profile_is_there(shop, loka):
@@ -143,7 +145,7 @@ def test_a_static_range_comes_from_the_profile_into_the_code(shop, loka, learned
     assert loka("generate", shop.policy).status == 0
     assert "2.5" in (shop.folder / "generated/shop/kernels.py").read_text()
     explained = loka("explain", shop.policy, "layers.0.up").out
-    line = line_of(explained, "fprop.input.amax")
+    line = next(line for line in explained.splitlines() if line.startswith("fprop.input.amax "))
     assert "the largest |x| seen in profiles/shop.safetensors" in line
 
 

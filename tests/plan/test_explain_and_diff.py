@@ -7,7 +7,7 @@ import pytest
 from loka.errors import InputError
 from loka.numerics.enums import Accumulation, Compute, Format, Gemm, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
-from loka.plan.format import common_pattern, format_gemm, pattern_of
+from loka.plan.format import common_pattern, format_gemm, pattern_of, rule_patterns
 from loka.plan.view.diff import diff
 from loka.plan.view.explain import explain
 from loka.plan.view.table import group_sites
@@ -86,6 +86,15 @@ def test_sites_that_are_alike_share_a_row_only_when_asked(make_plan, make_site):
 def test_a_group_names_what_its_members_share(make_plan, make_site):
     plan = make_plan(make_site("layers.0.mlp.3"), make_site("layers.1.mlp.3"), make_site("layers.1.mlp.0", k=8))
     assert [row.pattern for row in group_sites(plan, alike=True)] == ["layers.*.mlp.3", "layers.1.mlp.0"]
+
+
+def test_a_few_sites_are_listed_where_their_pattern_would_match_others() -> None:
+    names = [f"mlp.{number}" for number in (0, 3, 6)]
+    assert rule_patterns(names[1:], names) == ["mlp.3", "mlp.6"]
+    assert rule_patterns(names, names) == ["mlp.*"]
+    assert rule_patterns([f"mlp.{number}" for number in range(1, 9)], ["mlp.0"]) == ["mlp.*"]  # too many
+    parts = [f"layers.{layer}.{part}" for layer in range(4) for part in "qk"]
+    assert rule_patterns(parts, [*parts, "layers.0.o"]) == ["layers.*.q", "layers.*.k"]
 
 
 def test_only_whole_parts_of_a_name_count_as_numbers():

@@ -256,7 +256,7 @@ def test_everything_is_shown(write: Write, plans: dict[str, Plan], capsys: pytes
     out = capsys.readouterr().out
     assert "a mixing layer of 16 embeddings of 32, rank 8, 8 weighted sums" in out
     assert "3.00x" in out
-    assert out.splitlines()[-1].startswith("GEMMs with their norms and interactions: ")
+    assert "Predicted for GEMMs with their norms and interactions by " in out
     show_site(explain(plan, "layers.1.rank"))
     out = capsys.readouterr().out
     assert "computed in a mixing layer" in out

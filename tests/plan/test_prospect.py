@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from loka.cli.tables.explain_tables import show_site
-from loka.cli.tables.plan_table import show_plan
 from loka.kernels.measurements.parts import TimeSource
 from loka.plan.planner import Planned, planned
 from loka.plan.totals import format_time_sources, format_total, total_time
@@ -147,21 +146,16 @@ def test_a_plan_with_fp8_comes_with_what_fusing_alone_takes(planned_for: Planned
     assert slowed_lines(large) == []
 
 
-def test_sites_whose_times_without_fp8_differ_have_rows_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sites_whose_times_without_fp8_differ_have_rows_of_their_own() -> None:
     names = [f"layers.{number}" for number in range(3)]
     natives = zip(names, (8.0, 8.0, 10.0), strict=True)
     plan = plan_of_sites(*(site_plan(name, without_fp8_us=us) for name, us in natives))
     rows = group_sites(plan, True)
     assert [(row.pattern, row.count, row.without_fp8_us) for row in rows] == [
-        ("layers.*", 2, "8.0"),
+        ("layers.0, layers.1", 2, "8.0"),  # a glob would match layers.2, too
         ("layers.2", 1, "10.0"),
     ]
-    assert slowed_lines(plan) == ["FP8 makes layers.* slower: 10.0 us, without FP8 8.0 us"]
-    several = [f"{name}.{'x' * number}up" for number in range(4) for name in ("a", "b", "c")]
-    show_plan(plan_of_sites(*(site_plan(name, without_fp8_us=8.0) for name in several)), all_sites=False)
-    printed = capsys.readouterr().out
-    assert printed.count("slower: 10.0 us") == 10
-    assert "and 2 more that FP8 makes slower: see the column no-FP8 us" in printed
+    assert slowed_lines(plan) == ["FP8 makes layers.0, layers.1 slower: 10.0 us, without FP8 8.0 us"]
 
 
 def test_extrapolated_times_are_marked_and_a_total_that_has_more_than_a_few_per_cent_of_them(

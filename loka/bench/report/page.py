@@ -30,7 +30,8 @@ from loka.plan.ne import planned_ne
 from loka.plan.plan import ModPlan, Plan
 from loka.plan.planner import Planned
 from loka.plan.totals import format_time_sources, predicted_step, total_time
-from loka.plan.view.table import group_sites, name_of_group, site_groups
+from loka.plan.view.table import group_sites, name_of_group, rule_names, site_groups
+from loka.plan.view.verdict import verdict
 from loka.policy.problems import printable
 from loka.probe.profile.profile import Verdict
 from loka.templating.templates import render_page
@@ -86,6 +87,7 @@ class Report:
     plan: Plan
     policy: str  # as the user named it
     model: str  # its factory where the profile names it, else ""
+    verdict: str
     headlines: tuple[Headline, ...]
     shares: dict[Precision, float]  # of the training GEMM FLOPs
     tree: tuple[TreeNode, ...]
@@ -114,6 +116,7 @@ def gather(planned: Planned, policy: str, runs: KeptRuns, steps: MeasuredSteps |
         plan=plan,
         policy=policy,
         model=known.profile.model if known is not None else "",
+        verdict=verdict(plan),
         headlines=_headlines(planned, steps),
         shares=precision_shares(plan),
         tree=tree,
@@ -220,7 +223,7 @@ def _slowed(plan: Plan) -> tuple[Headline, ...]:
     groups = [group for group in site_groups(plan) if group[0].slowed_by_fp8]
     if not groups:
         return ()
-    names = ", ".join(map(name_of_group, groups[:_NAMED]))
+    names = ", ".join(name_of_group(each, rule_names(plan)) for each in groups[:_NAMED])
     more = f" and {len(groups) - _NAMED} more" if len(groups) > _NAMED else ""
     count = sum(map(len, groups))
     return (Headline("sites that FP8 slows", str(count), f"predicted: {names}{more}", Tone.BAD),)

@@ -14,7 +14,7 @@ from loka.plan.evidence import ProfiledSites
 from loka.plan.format import format_mere, format_share, format_speedup, format_sqnr, format_us
 from loka.plan.plan import Evidence, GemmPlan, Plan, SitePlan, SiteTiming
 from loka.plan.view.histogram import octaves_of
-from loka.plan.view.table import budget_of, interaction_groups, name_of_group, owner_of_group, site_groups
+from loka.plan.view.table import budget_of, interaction_groups, name_of_group, owner_of_group, rule_names, site_groups
 from loka.policy.settings import Budget
 from loka.probe.profile.profile import OperandSummary, Quantiles
 
@@ -65,11 +65,11 @@ class TimeChart:
 
 def time_chart(plan: Plan, shown: int = MOST_BARS) -> TimeChart | None:
     """The chart of a plan; None where no measurement decided any site."""
-    fused, bars = fused_sites(plan), []
+    fused, names, bars = fused_sites(plan), rule_names(plan), []
     for group in site_groups(plan):
         site, timing = group[0].site, group[0].timing
         if timing is not None and site.calls:
-            precision, name = site_precision(group[0], site.name in fused), name_of_group(group)
+            precision, name = site_precision(group[0], site.name in fused), name_of_group(group, names)
             bar = _bar(name, "", precision, timing, site.calls, len(group))
             bars.append(replace(bar, slowed=group[0].slowed_by_fp8))
     for alike in interaction_groups(plan):
@@ -156,8 +156,8 @@ class DotChart:
 
 def dot_chart(plan: Plan, shown: int = MOST_ROWS) -> DotChart | None:
     """The chart of a plan; None where no GEMM has evidence."""
-    groups = site_groups(plan)
-    rows = [DotRow(name_of_group(each), len(each), budget_of(each[0].history), _worst(each)) for each in groups]
+    groups, names = site_groups(plan), rule_names(plan)
+    rows = [DotRow(name_of_group(each, names), len(each), budget_of(each[0].history), _worst(each)) for each in groups]
     found = sorted((row for row in rows if row.dots), key=lambda row: -row.used)
     if not found:
         return None

@@ -1,56 +1,57 @@
-"""A plan in a terminal: its table, full or with a legend where the terminal is narrow, and what stands below."""
+"""A plan in a terminal: the verdict, the times of a step, the table of its sites with a legend, and the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from loka.cli.output import note, print_line, print_table, terminal_width
-from loka.cli.table_layout import SPACES, TIGHT
-from loka.devices.targets import DEVICES
-from loka.plan.format import describe_tuned, format_figure, format_ne, format_share, format_speedup
+from loka.cli.table_layout import TIGHT
+from loka.plan.format import format_figure, format_ne, format_share, format_speedup
 from loka.plan.mod_words import describe_mod, describe_unchanged
 from loka.plan.ne import planned_ne
-from loka.plan.plan import Plan
-from loka.plan.totals import format_host, format_summed, format_time_sources, format_total, total_time
+from loka.plan.plan import NATIVE, Plan
+from loka.plan.totals import format_host, format_summed, format_time_sources, total_time
 from loka.plan.view.coverage import coverage_of
 from loka.plan.view.table import (
     EVIDENCE,
     INTERACTIONS,
+    NOTHING,
     RECIPES,
     SIZES,
     TIMES,
-    WITHOUT_FP8,
     PlanRow,
     budget_lines,
     group_sites,
     interaction_rows,
-    slowed_lines,
     uncalled_lines,
 )
+from loka.plan.view.verdict import STEP, step_rows, verdict
 
 if TYPE_CHECKING:
     from loka.bench.quality.training import PairResult
     from loka.cli.train_and_compare import ComparisonLabels
+    from loka.plan.prospect import Prospect
 
-MANY = 60  # sites; with more, those that are alike share a line
-COLUMNS = (*SIZES[:2], "kind", *SIZES[2:], *RECIPES, "region", *TIMES, *EVIDENCE, "reason")
-NUMBERS = (*SIZES[1:], *TIMES)
-_SHORT = (*SIZES, *RECIPES, *TIMES, "MERE", "why")
-# In a terminal that is too narrow for these as well, columns go in this order, until names fit.
-_GOING = ("BF16 us", WITHOUT_FP8, "M", "MERE", "us", "K", "N", "count", "FLOPs")
-_REASON = 40  # least width for a reason in the full table
-_KEPT = len("as-is")  # a recipe of up to this length needs no letter
+COLUMNS = (*SIZES[:2], "kind", *SIZES[2:], "in", "region", *TIMES, *EVIDENCE, "why")
+NUMBERS = (*SIZES[1:], *TIMES, "why")
+# In a terminal that is too narrow for all, columns go in this order, until names fit.
+_GOING = ("steps", "SQNR dB", "kind", "region", "MERE", "M", "FLOPs", "gain", "N", "K", "count", *TIMES[:3])
 _UNCHANGED = 5  # most reasons shown for a mod
-_SLOWED = 10  # most lines of sites that FP8 makes slower
 
 
-def show_plan(plan: Plan, all_sites: bool, notes: Sequence[str] = ()) -> None:
-    """Print the table, notes, what could not be patched, mods, budgets, coverage, the summary and times."""
-    grouped = len(plan.called) > MANY and not all_sites
-    rows = group_sites(plan, grouped)
-    show_rows(rows, _hidden(plan, grouped))
+def show_plan(plan: Plan, all_sites: bool, notes: Sequence[str] = (), prospect: Prospect | None = None) -> None:
+    """Print the verdict, a step's times, the sites, notes, what could not be patched, mods, budgets and coverage."""
+    print_line(f"{verdict(plan)}.")
+    if prospect is not None:
+        print_line(f"{_capital(prospect.describe(plan.batch_size))}.")
+    show_step(plan)
+    print()
+    rows = group_sites(plan, not all_sites)
+    show_rows(rows, _hidden(plan, any(row.count > 1 for row in rows)))
+    if len(rows) < len(plan.called):
+        print_line(f"{len(plan.called)} sites in {len(rows)} rows; --all shows each.")
     if plan.interactions:
         print()
         print_table(INTERACTIONS, interaction_rows(plan), INTERACTIONS[2:-1])
@@ -58,33 +59,47 @@ def show_plan(plan: Plan, all_sites: bool, notes: Sequence[str] = ()) -> None:
     _print_lines(f"note: {each}" for each in notes)
     show_skipped(plan)
     _show_mods(plan)
-    if grouped:
-        print_line(f"{len(plan.called)} sites in {len(rows)} groups; --all shows each.")
     if plan.profile is not None or plan.measurements is not None:
         _print_lines(budget_lines(plan))
     _show_ne(plan)
     if any(site.site.calls for site in plan.sites):
         _show_coverage(plan)
-    print_line(summary_line(plan))
-    slowed = slowed_lines(plan)
-    _print_lines(slowed[:_SLOWED])
-    if len(slowed) > _SLOWED:
-        print_line(f"and {len(slowed) - _SLOWED} more that FP8 makes slower: see the column {WITHOUT_FP8}")
-    _show_times(plan)
-    if plan.tuned is not None:
-        print_line(f"{describe_tuned(plan.tuned)} ({plan.tuned.file}: {plan.tuned.choice}).")
+
+
+def show_step(plan: Plan) -> None:
+    """Print a step's times as a table, what they are of and by, and what the step waits for; nothing without times."""
+    total = total_time(plan)
+    if plan.measurements is None or total is None:
+        return
+    print()
+    rows = step_rows(plan, total)
+    print_table(STEP[: len(rows[0])], rows, STEP[1:])
+    print_line(f"Predicted for {format_summed(total)} by {plan.measurements[0]} ({format_time_sources(total)}).")
+    host = format_host(plan, total)
+    if host:
+        print_line(f"{_capital(host)}.")
 
 
 def show_rows(rows: Sequence[PlanRow], hidden: frozenset[str]) -> None:
-    """Print the rows of a plan without the columns in `hidden`."""
+    """Print the rows of a plan without the columns in `hidden`: recipes as letters and reasons as numbers, said below.
+
+    Where the terminal is too narrow, columns are left out.
+    """
     cells = [row.cells for row in rows]
-    columns = [column for column in COLUMNS if column not in hidden]
-    widths = [max(len(column), *(len(each[column]) for each in cells), 0) for column in columns[:-1]]
+    recipes = [_recipe(each) for each in cells]
+    letters = {text: _letter(place) for text, place in _numbered(text for text in recipes if text != NATIVE).items()}
+    reasons = _numbered(each["reason"] for each in cells)
+    for each, recipe in zip(cells, recipes, strict=True):
+        each |= {"in": letters.get(recipe, recipe), "why": str(reasons[each["reason"]])}
     room = terminal_width()
-    if room is not None and sum(widths) + SPACES * len(widths) + _REASON > room:
-        _show_short(cells, hidden)
-    else:
-        print_table(columns, [[each[column] for column in columns] for each in cells], NUMBERS)
+    columns = [column for column in COLUMNS if column not in hidden]
+    left_out = _too_wide(columns, cells, room)
+    shown = [column for column in columns if column not in left_out]
+    print_table(shown, [[each[column] for column in shown] for each in cells], NUMBERS, tight=True)
+    if left_out:
+        print_line(f"left out here, and shown by a wider terminal or in a file: {', '.join(left_out)}")
+    _print_lines(f"{letter}: {text}" for text, letter in letters.items())
+    _print_lines(f"{number}: {reason}" for reason, number in reasons.items())
 
 
 def show_skipped(plan: Plan) -> None:
@@ -94,28 +109,6 @@ def show_skipped(plan: Plan) -> None:
         share = f" ({format_share(skipped.share)} of FLOPs)" if skipped.share else ""
         rest = "" if skipped.share else "; its sites are patched in smaller modules, or one by one"
         print_line(f"NOT PATCHED {name}{share}: {skipped.reason}{rest}")
-
-
-def summary_line(plan: Plan) -> str:
-    """Summary of a plan: the share of the model in FP8."""
-    count = sum(site.fp8 for site in plan.sites)
-    classes = "class" if len(plan.bindings) == 1 else "classes"
-    return (
-        f"{plan.name} for {plan.target.value} at batch size {plan.batch_size}: {format_share(plan.share_fp8)} of the "
-        f"training GEMM FLOPs in FP8, {count} of {len(plan.called)} sites, {len(plan.bindings)} generated {classes}."
-    )
-
-
-def measurements_note(plan: Plan) -> str:
-    """That there are no measurements for the plan's target, with what to do; "" if there are, or none are needed."""
-    reference = DEVICES[plan.target].is_reference
-    priced = plan.execution is not None and not plan.execution.mode.replays
-    if plan.measurements is not None or (reference and not priced):
-        return ""
-    start = f"execution: {plan.execution.mode.value}: " if plan.execution is not None and priced else ""
-    decided = "neither time nor the host decided anything" if start else "time decided nothing"
-    advice = "" if reference else "; record them on that device: loka bench kernels --record FILE"
-    return f"{start}no measurements for {plan.target.value} ship or are named, so {decided}{advice}"
 
 
 def show_speed(plan: Plan, device: str, pairs: Sequence[PairResult], labels: ComparisonLabels) -> None:
@@ -158,7 +151,7 @@ def _hidden(plan: Plan, grouped: bool) -> frozenset[str]:
     """The columns that would be empty."""
     hidden = set() if grouped else {"count"}
     if not any(site.fp8 for site in plan.sites):
-        hidden.add(WITHOUT_FP8)
+        hidden.add("FP8")
     if not any(site.region for site in plan.sites):
         hidden.add("region")
     if plan.profile is None:
@@ -204,48 +197,16 @@ def _show_coverage(plan: Plan) -> None:
     _print_lines(f"  {piece.words}" for piece in coverage.largest)
 
 
-def _show_times(plan: Plan) -> None:
-    """Print the total time of sites and interactions and its sources, or that there is none."""
-    total = total_time(plan)
-    if plan.measurements is None or total is None:
-        if plan.measurements is not None:
-            print_line(f"{plan.measurements[0]} has no times for what may run here: none decided.")
-        lacking = measurements_note(plan)
-        if lacking:
-            print_line(f"{lacking}.")
-        return
-    print_line(f"{format_total(total)}, by {plan.measurements[0]} ({format_time_sources(total)}).")
-    host = format_host(plan, total)
-    if host:
-        print_line(f"{host}.")
+def _recipe(cells: Mapping[str, str]) -> str:
+    """What the GEMMs of a row run in: `e4m3 rowwise`, or each with its GEMM where they differ; NATIVE without FP8."""
+    found = {gemm: cells[gemm] for gemm in RECIPES if cells[gemm] != NOTHING}
+    texts = set(found.values())
+    return texts.pop() if len(texts) == 1 else "; ".join(f"{gemm} {text}" for gemm, text in found.items())
 
 
-def _show_short(rows: Sequence[dict[str, str]], hidden: frozenset[str]) -> None:
-    """Print recipes as letters and reasons as numbers, with a legend below."""
-    words = [each[gemm] for each in rows for gemm in RECIPES]
-    letters = {text: _letter(place) for text, place in _numbered(text for text in words if len(text) > _KEPT).items()}
-    reasons = _numbered(each["reason"] for each in rows)
-    columns = [column for column in _SHORT if column not in hidden]
-    table = []
-    for each in rows:
-        short = each | {gemm: letters.get(each[gemm], each[gemm]) for gemm in RECIPES}
-        short |= {"MERE": _without_interval(each["MERE"]), "why": str(reasons[each["reason"]])}
-        table.append([short[column] for column in columns])
-    left_out = _too_wide(columns, table, terminal_width())
-    shown = [place for place, column in enumerate(columns) if column not in left_out]
-    table = [[row[place] for place in shown] for row in table]
-    print_table([columns[place] for place in shown], table, (*NUMBERS, "why"), tight=True)
-    if left_out:
-        print_line(f"left out here, and shown by a wider terminal or in a file: {', '.join(left_out)}")
-    _print_lines(f"{letter}: {text}" for text, letter in letters.items())
-    _print_lines(f"{number}: {reason}" for reason, number in reasons.items())
-
-
-def _too_wide(columns: Sequence[str], table: Sequence[Sequence[str]], room: int | None) -> tuple[str, ...]:
+def _too_wide(columns: Sequence[str], rows: Sequence[Mapping[str, str]], room: int | None) -> tuple[str, ...]:
     """The columns to leave out so that no cell has to be broken, in the order of the table."""
-    widths = {
-        column: max([len(column), *(len(row[place]) for row in table)]) + TIGHT for place, column in enumerate(columns)
-    }
+    widths = {column: max([len(column), *(len(row[column]) for row in rows)]) + TIGHT for column in columns}
     gone: set[str] = set()
     for column in _GOING:
         if room is None or sum(widths.values()) - TIGHT <= room:
@@ -266,7 +227,5 @@ def _letter(number: int) -> str:
     return chr(ord("a") + place) + (str(again + 1) if again else "")
 
 
-def _without_interval(mere: str) -> str:
-    """ "0.26 [0.25, 0.27] dgrad" -> "0.26 dgrad"."""
-    start, _, rest = mere.partition(" [")
-    return f"{start} {rest.partition('] ')[2]}" if rest else mere
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

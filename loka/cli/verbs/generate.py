@@ -33,9 +33,10 @@ def command(
     """Generate the package for a policy."""
     announce_plan(policy)
     from loka.cli.output import note
-    from loka.cli.tables.plan_table import show_skipped, summary_line
+    from loka.cli.tables.plan_table import show_skipped
     from loka.codegen.generation import generate
     from loka.plan.evidence import over_budget_message
+    from loka.plan.view.verdict import verdict
 
     if out is not None and not out.strip():
         raise InputError("--out is empty; name a folder, or leave the option out for generated/NAME")
@@ -56,7 +57,7 @@ def command(
         print_line(f"{made.folder} is fresh")
         return
     show_skipped(made.plan)
-    print_line(summary_line(made.plan))
+    print_line(f"{verdict(made.plan)}.")
     for warning in warnings:
         note(f"warning: {warning}")
     changes = [*(f"wrote {name}" for name in made.written), *(f"removed {name}" for name in made.removed)]

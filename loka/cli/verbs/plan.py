@@ -46,11 +46,9 @@ def command(
         beside["tuned_ignored"] = found.ignored
         print_json(_summary(found) | beside | {"plan": json.loads(to_json(plan))})
     else:
-        show_plan(plan, all_sites, found.notes)
+        show_plan(plan, all_sites, found.notes, prospect)
         if found.known is not None and synthetic:
             print_line(f"{found.known.name} is of drawn inputs and labels: weaker evidence than training.")
-        if prospect is not None:
-            print_line(f"{prospect.describe(plan.batch_size)}.")
         following = next_step(plan, loaded)
         if following:
             note(f"next: {following}")
@@ -76,15 +74,16 @@ def next_step(plan: Plan, policy: Policy) -> str:
 
 
 def _summary(found: Planned) -> dict[str, object]:
-    from loka.cli.tables.plan_table import measurements_note
     from loka.plan.evidence import over_budget
     from loka.plan.ne import planned_ne
     from loka.plan.totals import total_time
     from loka.plan.view.coverage import coverage_of
+    from loka.plan.view.verdict import measurements_note, verdict
 
     plan = found.plan
     return {
         "name": plan.name,
+        "verdict": verdict(plan),
         "target": plan.target.value,
         "batch_size": plan.batch_size,
         "sites": len(plan.called),

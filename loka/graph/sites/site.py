@@ -67,6 +67,11 @@ class Site:
     weight_grad: bool = True  # True if a gradient arrives and the weight needs one, so that there is a wgrad
 
     @property
+    def rule_names(self) -> tuple[str, ...]:
+        """The names that rules know it by: those of the sites that a mod merged into it, or its own."""
+        return self.members or (self.name,)
+
+    @property
     def called(self) -> bool:
         """False for an nn.Linear whose forward runs in neither mode: it is no GEMM of the model."""
         return bool(self.calls or self.calls_eval)

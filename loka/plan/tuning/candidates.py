@@ -170,14 +170,14 @@ class Candidates:
         units = [*self._standing.chains, *((name,) for name in alone)]
         alike: dict[tuple[object, ...], list[tuple[str, ...]]] = {}
         for unit in units:
-            own = [name for each in unit for name in _members(plans[each].site)]
+            own = [name for each in unit for name in plans[each].site.rule_names]
             if any(name in wanted and is_open(wanted[name]) for name in own):
                 key = tuple(_likeness(plans[each].site, wanted) for each in unit)
                 alike.setdefault(key, []).append(unit)
         groups: list[Group] = []
         for same in alike.values():
             names = [name for unit in same for name in unit]
-            members = tuple(member for name in names for member in _members(plans[name].site))
+            members = tuple(member for name in names for member in plans[name].site.rule_names)
             title = _named(same)
             if any(each.name == title for each in groups):
                 title = f"{names[0]} and alike ({len(names)} sites)"
@@ -251,14 +251,9 @@ def _once(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     return tuple(found.values())
 
 
-def _members(site: Site) -> tuple[str, ...]:
-    """The names that rules know a site by: those of the sites that a mod merged."""
-    return site.members or (site.name,)
-
-
 def _likeness(site: Site, wanted: dict[str, SiteSettings]) -> tuple[object, ...]:
     around = (site.fed_by, site.followed_by, site.gemms)
-    asked = tuple(id(wanted.get(name)) for name in _members(site))
+    asked = tuple(id(wanted.get(name)) for name in site.rule_names)
     return (site.kind, site.rows, site.k, site.n, site.calls, around, asked)
 
 

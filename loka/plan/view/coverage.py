@@ -14,7 +14,7 @@ opaque products, such as those of recurrent layers.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from loka.devices.targets import DEVICES
@@ -23,7 +23,6 @@ from loka.kernels.measurements.part_bounds import bound_us
 from loka.numerics.enums import Fuse, Gemm
 from loka.plan.evidence import waits_for_evidence
 from loka.plan.format import (
-    common_pattern,
     format_figure,
     format_gemm_reasons,
     format_place,
@@ -35,6 +34,7 @@ from loka.plan.format import (
 from loka.plan.plan import NATIVE, NOTHING_AROUND, GemmPlan, Plan, SitePlan
 from loka.plan.select.interaction_times import interaction_by_site
 from loka.plan.select.workload import SiteSizes, gemm_part, surroundings_of
+from loka.plan.view.table import name_of_group, rule_names
 
 LARGEST = 3  # pieces of the compiler's time that are named
 BESIDE = "the rest of the step"
@@ -155,7 +155,7 @@ def coverage_of(plan: Plan) -> Coverage:
         bounded=sum(part.bounded for part in parts),
     )
     whole = time.us if timed else sum(part.fp8 + part.compiler for part in parts) + sum(opaque.values())
-    pieces = [_piece(group, whole, timed) for group in _alike(parts)]
+    pieces = [_piece(group, whole, timed, rule_names(plan)) for group in _alike(parts)]
     pieces += [_opaque_piece(each, work, whole, timed) for each, work in opaque.items()]
     if beside_us:
         reason = "execution.gpu_ms: what the policy says the GPU does besides these sites"
@@ -294,14 +294,14 @@ def _alike(parts: Sequence[_Part]) -> list[list[_Part]]:
     return grouped((part for part in parts if part.compiler), key)
 
 
-def _piece(group: Sequence[_Part], whole: float, timed: bool) -> Piece:
+def _piece(group: Sequence[_Part], whole: float, timed: bool, names: Collection[str]) -> Piece:
     amount = sum(part.compiler for part in group)
     first = max(group, key=lambda part: part.compiler)
     around = surroundings_of(first.site.site)
     norms = dict.fromkeys(words for words in (around.before, around.after) if words)
     what = [*(gemm.gemm.value for gemm in first.native), *(norms if first.norms else ())]
     return Piece(
-        name=common_pattern([part.site.site.name for part in group]),
+        name=name_of_group([part.site for part in group], names),
         count=len(group),
         what=", ".join(what),
         us=round(amount, 3) if timed else None,

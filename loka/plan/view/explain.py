@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from loka.errors import InputError
 from loka.graph.ir import GEMMS
@@ -202,12 +203,13 @@ def explain(plan: Plan, name: str, known: ProfiledSites | None = None) -> Explan
 
 
 def find_site(plan: Plan, name: str) -> SitePlan:
-    """The site of that name, or the merged site that contains it.
+    """The site of that name, or the merged site that contains it; for a glob, as `loka plan` prints, the first.
 
     Raises InputError for an unknown name, with the closest names, or with the first where none is close.
     """
     for candidate in plan.sites:
-        if name == candidate.site.name or name in candidate.site.members:
+        known = {candidate.site.name, *candidate.site.members}
+        if name in known or ("*" in name and any(fnmatchcase(each, name) for each in known)):
             return candidate
     names = [candidate.site.name for candidate in plan.sites]
     inside = [other for other in names if other.startswith(name + ".") or other.endswith("." + name)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from loka.numerics.enums import Gemm
@@ -18,6 +18,7 @@ from loka.plan.format import (
     format_time,
     grouped,
     pattern_of,
+    rule_patterns,
 )
 from loka.plan.plan import Evidence, GemmPlan, InteractionPlan, Plan, SitePlan, StepTime
 from loka.plan.select.interaction_times import interaction_by_site, place_in_interaction
@@ -25,9 +26,8 @@ from loka.policy.settings import Assignment, Budget
 from loka.probe.profile.profile import Verdict
 
 NOTHING = "-"
-WITHOUT_FP8 = "no-FP8 us"
-# Of a training step: planned, with native GEMMs, by torch.compile; and the gain over the last.
-TIMES = ("us", WITHOUT_FP8, "BF16 us", "gain")
+# Microseconds of a training step: by torch.compile, by LoKA with native GEMMs, and as planned; the gain over the first.
+TIMES = ("BF16 us", "no FP8", "FP8", "gain")
 EVIDENCE = ("MERE", "SQNR dB", "steps")  # the worst of a row's sites; steps: sampled of all
 RECIPES = ("fprop", "dgrad", "wgrad")
 SIZES = ("site", "count", "M", "K", "N", "FLOPs")
@@ -66,7 +66,7 @@ class PlanRow:
         return {
             **dict(zip(SIZES, sizes, strict=True)),
             **dict(zip(RECIPES, self.runs_in, strict=True)),
-            **dict(zip(TIMES, (self.us, self.without_fp8_us, self.as_is_us, self.speedup), strict=True)),
+            **dict(zip(TIMES, (self.as_is_us, self.without_fp8_us, self.us, self.speedup), strict=True)),
             **dict(zip(EVIDENCE, (self.mere, self.sqnr_db, self.steps), strict=True)),
             **{"kind": self.kind, "region": " ".join(self.region), "reason": self.reason},
         }
@@ -77,19 +77,19 @@ def group_sites(plan: Plan, alike: bool) -> tuple[PlanRow, ...]:
 
     Linears that are never called have none.
     """
-    inside = interaction_by_site(plan)
-    return tuple(_row(plan, group, inside) for group in site_groups(plan, alike))
+    inside, names = interaction_by_site(plan), rule_names(plan)
+    return tuple(_row(plan, group, inside, names) for group in site_groups(plan, alike))
 
 
 def slowed_lines(plan: Plan) -> list[str]:
     """The sites that FP8 makes slower, a line for those that are alike, with both times."""
-    lines = []
+    lines, names = [], rule_names(plan)
     for group in site_groups(plan):
         site, timing = group[0], group[0].timing
         if timing is None or not site.slowed_by_fp8:
             continue
         times = (_figure(time, site.site.calls) for time in (timing.chosen, timing.without_fp8))
-        lines.append(f"FP8 makes {name_of_group(group)} slower: {' us, without FP8 '.join(times)} us")
+        lines.append(f"FP8 makes {name_of_group(group, names)} slower: {' us, without FP8 '.join(times)} us")
     return lines
 
 
@@ -103,9 +103,7 @@ def site_groups(plan: Plan, alike: bool = True) -> list[list[SitePlan]]:
     fused = interaction_by_site(plan)
 
     def key(found: SitePlan) -> tuple[object, ...]:
-        # Sites with the same decisions share objects (loka.plan.resolve), so identities suffice here. With a profile
-        # each site has its own evidence, and decisions are compared by value.
-        site, decided = found.site, id(found.gemms) if plan.profile is None else tuple(map(_decided, found.gemms))
+        site, decided = found.site, tuple(map(_decided, found.gemms))
         timing = found.timing
         times = (timing.chosen, timing.without_fp8, timing.as_is) if timing is not None else ()
         own = (pattern_of(site.name), site.kind, site.rows, site.k, site.n, site.calls, decided)
@@ -114,9 +112,14 @@ def site_groups(plan: Plan, alike: bool = True) -> list[list[SitePlan]]:
     return grouped(plan.called, key) if alike else [[each] for each in plan.called]
 
 
-def name_of_group(group: Sequence[SitePlan]) -> str:
-    """The name of the only site, or the common pattern of all."""
-    return common_pattern([each.site.name for each in group])
+def rule_names(plan: Plan) -> tuple[str, ...]:
+    """The names of all sites, as rules of a policy take them."""
+    return tuple(name for each in plan.sites for name in each.site.rule_names)
+
+
+def name_of_group(group: Sequence[SitePlan], names: Collection[str]) -> str:
+    """The name of the only site, or the patterns of all, as a rule takes them; `names` are `rule_names` of the plan."""
+    return ", ".join(rule_patterns([name for each in group for name in each.site.rule_names], names))
 
 
 def _decided(gemm: GemmPlan) -> tuple[object, ...]:
@@ -127,7 +130,7 @@ def _decided(gemm: GemmPlan) -> tuple[object, ...]:
     return gemm.gemm, gemm.kernel, operands, gemm.reason.replace(gemm.evidence.figures, ""), gemm.evidence.verdict
 
 
-def _row(plan: Plan, group: list[SitePlan], inside: Mapping[str, InteractionPlan]) -> PlanRow:
+def _row(plan: Plan, group: list[SitePlan], inside: Mapping[str, InteractionPlan], names: Collection[str]) -> PlanRow:
     first = max(group, key=_error)
     site, timing = first.site, first.timing
     m = site.rows.at(plan.batch_size)
@@ -136,7 +139,7 @@ def _row(plan: Plan, group: list[SitePlan], inside: Mapping[str, InteractionPlan
         [(gemm.gemm, gemm.evidence) for each in group for gemm in each.gemms if gemm.evidence is not None]
     )
     return PlanRow(
-        pattern=name_of_group(group),
+        pattern=name_of_group(group, names),
         count=len(group),
         kind=site.kind.value,
         rows=str(m) if site.calls == 1 else f"{m} x{site.calls}",
@@ -217,13 +220,13 @@ def interaction_rows(plan: Plan) -> list[tuple[str, ...]]:
 
 def uncalled_lines(plan: Plan) -> list[str]:
     """The linears that no forward calls; those that differ only in the numbers of names share a line."""
-    uncalled = [each for each in plan.sites if not each.site.called]
+    uncalled, names = [each for each in plan.sites if not each.site.called], rule_names(plan)
     lines = []
     for group in grouped(
         uncalled, lambda each: (pattern_of(each.site.name), _DIGITS.sub("*", each.site.blocked or ""))
     ):
         count = f" ({len(group)} linears)" if len(group) > 1 else ""
-        lines.append(f"NEVER CALLED {name_of_group(group)}{count}: {group[0].site.blocked or ''}")
+        lines.append(f"NEVER CALLED {name_of_group(group, names)}{count}: {group[0].site.blocked or ''}")
     return lines
 
 

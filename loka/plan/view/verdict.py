@@ -1,0 +1,65 @@
+"""What a plan comes to: the verdict in one sentence, and a step's times without LoKA, without FP8 and with it."""
+
+from __future__ import annotations
+
+from loka.devices.targets import DEVICES
+from loka.plan.format import EXTRAPOLATED, describe_tuned, format_figure, format_share, format_speedup
+from loka.plan.plan import Plan
+from loka.plan.totals import FEW, Total, format_by_fp8, predicted_step, total_time
+
+STEP = ("a training step", "compiled BF16", "LoKA without FP8", "LoKA with FP8")
+
+
+def verdict(plan: Plan) -> str:
+    """One sentence: what is gained over compiled BF16, how much of it by FP8, and how much of the model is in FP8."""
+    where = f"{plan.name} for {plan.target.value} at batch size {plan.batch_size}"
+    count, total = sum(site.fp8 for site in plan.sites), total_time(plan)
+    fp8 = f"{count} of {len(plan.called)} sites in FP8, {format_share(plan.share_fp8)} of the training GEMM FLOPs"
+    if count == 0:
+        fp8 = f"nothing in FP8, of {len(plan.called)} site{'s' if len(plan.called) != 1 else ''}"
+    slowed = sum(site.slowed_by_fp8 for site in plan.sites)
+    if slowed:
+        them = f"FP8 slows {slowed} of them" if count > 1 else "FP8 slows it"
+        fp8 += f"; {them}, which compute: auto would leave in BF16"
+    if plan.tuned is not None:
+        return f"{where}: {describe_tuned(plan.tuned)} ({plan.tuned.file}: {plan.tuned.choice}); {fp8}"
+    if total is None:
+        unknown = measurements_note(plan)
+        if plan.measurements is not None:
+            unknown = f"{plan.measurements[0]} has no times for what may run here: none decided"
+        return f"{where}: {fp8}{'; ' if unknown else ''}{unknown}"
+    step = predicted_step(plan, total)
+    speedup, by_fp8 = (step.speedup, step.by_fp8) if step is not None else (total.speedup, total.by_fp8)
+    gain = f"{format_speedup(speedup)} over compiled BF16 is predicted"
+    if count:
+        gain += f", of which fusing gains {format_speedup(speedup / by_fp8)} and {format_by_fp8(by_fp8)}"
+    return f"{where}: {gain}; {fp8}"
+
+
+def step_rows(plan: Plan, total: Total) -> list[tuple[str, ...]]:
+    """The rows of STEP: the GPU's time, the host's where it is predicted, and the speed-up over compiled BF16.
+
+    A plan without FP8 has no last column.
+    """
+    mark = EXTRAPOLATED if total.extrapolated > FEW else ""
+    gpu, host, step = (total.as_is_us, total.without_fp8_us, total.us), None, predicted_step(plan, total)
+    if step is not None:
+        gpu = (step.as_is_gpu_us, step.without_fp8_gpu_us, step.gpu_us)
+        host = (step.as_is_host_us, step.without_fp8_host_us, step.host_us)
+    waits = [max(pair) for pair in zip(gpu, host or gpu, strict=True)]
+    rows = [("us of the GPU", *(mark + format_figure(us) for us in gpu))]
+    rows += [("us of the host", *map(format_figure, host))] if host is not None else []
+    rows.append(("speed-up", *(format_speedup(waits[0] / us) for us in waits)))
+    return [row if plan.share_fp8 > 0 else row[:-1] for row in rows]
+
+
+def measurements_note(plan: Plan) -> str:
+    """That there are no measurements for the plan's target, with what to do; "" if there are, or none are needed."""
+    reference = DEVICES[plan.target].is_reference
+    priced = plan.execution is not None and not plan.execution.mode.replays
+    if plan.measurements is not None or (reference and not priced):
+        return ""
+    start = f"execution: {plan.execution.mode.value}: " if plan.execution is not None and priced else ""
+    decided = "neither time nor the host decided anything" if start else "time decided nothing"
+    advice = "" if reference else "; record them on that device: loka bench kernels --record FILE"
+    return f"{start}no measurements for {plan.target.value} ship or are named, so {decided}{advice}"
