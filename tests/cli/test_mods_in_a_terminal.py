@@ -8,25 +8,14 @@ from io import StringIO
 import pytest
 
 from loka.cli.output import announce_plan
-from loka.cli.verbs.diff import region_lines
 from loka.mods.adaptation import Unchanged
 from loka.mods.modded_model import idle_problems
 from loka.mods.policy_loader import load_policy
-from loka.plan.view.diff import RegionChange
 
 
 class Terminal(StringIO):
     def isatty(self) -> bool:
         return True
-
-
-def test_regions_of_layers_that_change_alike_are_told_once() -> None:
-    old, new = ("linear",), ("linear", "silu")
-    changed = [RegionChange(f"layers.{i}.fmb.0", old, new) for i in range(3)] + [RegionChange("head", (), new)]
-    assert region_lines(changed) == [
-        "region of layers.*.fmb.0 (3): linear; now linear -> silu",
-        "region of head: none; now linear -> silu",
-    ]
 
 
 def test_reasons_that_many_things_share_are_told_once_and_first(tmp_path) -> None:

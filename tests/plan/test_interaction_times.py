@@ -262,7 +262,7 @@ def test_everything_is_shown(write: Write, plans: dict[str, Plan], capsys: pytes
     assert "computed in a mixing layer" in out
     assert "by fm_interaction_16x32_to_8_8 and fm_interaction_backward_16x32_to_8_8_passed" in out
     without = make_plan(write("{auto: false}", costs=MadeUp(factor=slow_compiler)))
-    show_diff(diff(without, plan))
+    show_diff(diff(without, plan), plan)
     out = capsys.readouterr().out
     assert "in layers.*: 0 -> 3 of them, - -> " in out
     assert "This is not the same work" in out
