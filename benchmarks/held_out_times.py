@@ -19,7 +19,7 @@ from itertools import groupby
 
 from benchmarks.study import run_study
 from loka.bench.markdown import markdown_table
-from loka.devices.targets import DEFAULT_TARGET, GPU_TARGETS
+from loka.devices.targets import DEFAULT, GPU_TARGETS
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.measurement import Measurement, PartSeries
 from loka.kernels.measurements.parts import TimeSource
@@ -80,9 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line for each kind; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.held_out_times", description="Held-out look-ups.")
     parser.add_argument("file", help="measurements of loka bench kernels")
-    parser.add_argument(
-        "--target", choices=GPU_TARGETS, default=DEFAULT_TARGET, help="whose measurements (%(default)s)"
-    )
+    parser.add_argument("--target", choices=GPU_TARGETS, default=DEFAULT.name, help="whose measurements (%(default)s)")
     parser.add_argument("--kind", default="", help="of work: gemm, quantize, ...; default: all")
     parser.add_argument("--most", type=int, default=MOST, help="parts of a kind that are asked for (%(default)s)")
     options = parser.parse_args(arguments)

@@ -32,7 +32,7 @@ from benchmarks.aoti.jobs import PACKAGE, POLICY, AotiModel, Job, Outcome, compi
 from benchmarks.study import run_study, tell
 from loka.bench.machine import require_gpu
 from loka.codegen.generation import generate
-from loka.devices.targets import TargetDevice, device_named
+from loka.devices.targets import device_named
 from loka.errors import InputError
 
 SMALLEST = 64  # sites with K or N up to this stay native
@@ -81,7 +81,7 @@ def write_package(subject: AotiModel, device: str) -> None:
     Raises InputError if nothing would run in FP8, and what planning raises.
     """
     spec = device_named(device)
-    target = TargetDevice.REFERENCE.value if spec is None else spec.name.lower()
+    target = "reference" if spec is None else spec.name
     folder = Path(subject.folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     policy = folder / "aoti.yaml"

@@ -16,7 +16,7 @@ from benchmarks.crossover import crossover
 from benchmarks.crossover.crossover_plot import plot
 from benchmarks.study import run_study
 from loka.bench.results import usable_folder
-from loka.devices.targets import DEFAULT_TARGET, GPU_TARGETS
+from loka.devices.targets import DEFAULT, GPU_TARGETS
 from loka.errors import InputError
 from loka.kernels.measurements.lookup import Measurements
 from loka.paths import write_file
@@ -56,9 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.crossover", description="Where FP8 wins over BF16, by M, K and N."
     )
     parser.add_argument("file", help="measurements of loka bench kernels")
-    parser.add_argument(
-        "--target", choices=GPU_TARGETS, default=DEFAULT_TARGET, help="whose measurements (%(default)s)"
-    )
+    parser.add_argument("--target", choices=GPU_TARGETS, default=DEFAULT.name, help="whose measurements (%(default)s)")
     parser.add_argument("-o", "--out", type=Path, default=Path("docs/results"), help="folder of the page and the plot")
     parser.add_argument("--json", action="store_true", help="print the ratios as JSON")
     options = parser.parse_args(arguments)

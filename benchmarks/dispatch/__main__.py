@@ -23,7 +23,7 @@ from benchmarks.study import run_study, tell
 from loka.bench.machine import require_gpu
 from loka.bench.options import check_seconds, listed
 from loka.bench.results import usable_folder
-from loka.devices.targets import DEFAULT_TARGET, GPU_TARGETS
+from loka.devices.targets import DEFAULT, GPU_TARGETS
 from loka.kernels.measurements.lookup import Measurements
 from loka.paths import write_file
 
@@ -59,9 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("shapes", nargs="*", metavar="M,N,K", help="regions; default: 27")
     parser.add_argument("--variants", help=f"comma-separated, of {', '.join(VARIANTS)}; default: all but torchao's")
     parser.add_argument("--seconds", type=float, default=math.inf, help="when to stop")
-    parser.add_argument(
-        "--target", choices=GPU_TARGETS, default=DEFAULT_TARGET, help="whose measurements (%(default)s)"
-    )
+    parser.add_argument("--target", choices=GPU_TARGETS, default=DEFAULT.name, help="whose measurements (%(default)s)")
     parser.add_argument("-o", "--out", type=Path, default=Path("docs/results"), help="folder of the lines and the page")
     parser.add_argument("--json", action="store_true", help="print the lines as JSON")
     options = parser.parse_args(arguments)

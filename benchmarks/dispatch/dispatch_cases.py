@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from benchmarks.packages import StudyWorkshop
 from benchmarks.region.region import Form, Shape, subject
 from loka.bench.record.gemm_parts import FBGEMM, NATIVE, SCALED_MM
-from loka.devices.targets import TargetDevice
 from loka.kernels.fused.kernel_values import LARGEST_WIDTH
 from loka.kernels.gemm.catalogue import gemm_sizes
 from loka.kernels.measurements.lookup import Measurements
@@ -179,7 +178,7 @@ def examined_region(shape: Shape, workshop: StudyWorkshop, accumulations: Accumu
 def _decided(examined: Examined, costs: Measurements, kernels: frozenset[str]) -> DecidedRegion:
     only, policy = Only(costs, kernels), examined.policy
     known = assumed_safe(examined)
-    situation = Situation(TargetDevice(policy.target), policy.model.batch_size, known=known, costs=only)
+    situation = Situation(policy.target, policy.model.batch_size, known=known, costs=only)
     return DecidedRegion(examined, only, resolve(examined.sites, examined.settings, situation, {}))
 
 

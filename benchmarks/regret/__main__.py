@@ -12,7 +12,7 @@ from benchmarks.dispatch.dispatch_cases import HOWS
 from benchmarks.regret import regret
 from benchmarks.regret.regret_sites import site_problems
 from benchmarks.study import run_study
-from loka.devices.targets import DEFAULT_TARGET, GPU_TARGETS
+from loka.devices.targets import DEFAULT, GPU_TARGETS
 from loka.errors import InputError
 from loka.kernels.gemm.catalogue import GEMM_KERNELS
 from loka.kernels.measurements.lookup import Measurements
@@ -48,9 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("first", help="measurements to decide by")
     parser.add_argument("second", help="measurements to judge by")
-    parser.add_argument(
-        "--target", choices=GPU_TARGETS, default=DEFAULT_TARGET, help="whose measurements (%(default)s)"
-    )
+    parser.add_argument("--target", choices=GPU_TARGETS, default=DEFAULT.name, help="whose measurements (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON, with every problem that flipped")
     options = parser.parse_args(arguments)
     return run_study(lambda: compare((options.first, options.second), options.target, options.json))

@@ -9,7 +9,7 @@ from importlib import metadata
 import torch
 
 from loka.devices.spec import DeviceSpec
-from loka.devices.targets import DEFAULT, DEVICES, GPUS, device_named
+from loka.devices.targets import DEFAULT, DEVICES, GPUS, NO_RTX, device_named
 from loka.errors import InputError
 from loka.version import __version__
 
@@ -46,6 +46,8 @@ def require_gpu(verb: str = "loka bench") -> None:
         )
     capability = torch.cuda.get_device_capability()
     if not any(spec.capability == capability for spec in DEVICES.values()):
+        if capability[0] == 12:
+            raise InputError(f"{verb}: {NO_RTX}; this machine has {torch.cuda.get_device_name()}")
         known = " or ".join(dict.fromkeys(_architecture(spec) for spec in DEVICES.values()))
         raise InputError(
             f"{verb}: {torch.cuda.get_device_name()} has compute capability {capability[0]}.{capability[1]}; the "

@@ -51,7 +51,7 @@ def check_recording(names: Sequence[str], record: Path | None, export: Path | No
     if record is None and export is not None and len(names) != 1:
         raise InputError("loka bench kernels --export: name the one file of measurements that is to be exported")
     if target not in GPU_TARGETS:
-        raise InputError(f"--target: nothing is measured for {target!r}; write {' or '.join(GPU_TARGETS)}")
+        raise InputError(f"--target: nothing is measured for {target!r}; write one of {', '.join(GPU_TARGETS)}")
 
 
 def check_least(option: str, value: int | None, least: int = 1) -> None:

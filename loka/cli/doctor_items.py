@@ -9,10 +9,10 @@ from importlib import util
 import torch
 
 from loka.bench.machine import version_of
-from loka.devices.targets import GPU_TARGETS, TargetDevice
+from loka.devices.targets import DEVICES, spec_of
 from loka.errors import InputError
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, Kernel
-from loka.kernels.gemm.library import FP8_CAPABILITY
+from loka.kernels.gemm.library import has_fp8
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.versions import Versions
 from loka.mods.policy_loader import load_policy
@@ -41,16 +41,16 @@ LIBRARIES = {"torchao": "peer to compare with", "torchrec": "models of torchrec"
 
 def examine() -> tuple[Item, ...]:
     """Examine the machine. Imports torch, and kernel libraries unless it is already clear that they cannot run."""
-    capabilities = [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
+    fp8 = [has_fp8(index) for index in range(torch.cuda.device_count())]
     return (
         Item("loka", "ok", __version__, ""),
         _python(),
         _torch(),
         _triton(),
-        *_devices(capabilities),
+        *_devices(fp8),
         *(_library(*library) for library in LIBRARIES.items()),
         *(_kernel(kernel) for kernel in GEMM_KERNELS),
-        _path(capabilities),
+        _path(fp8),
     )
 
 
@@ -80,13 +80,13 @@ def _version_item(name: str, version: str, install: str) -> Item:
     return Item(name, "problem", version, f"LoKA needs {name} {wanted} or newer: {install}")
 
 
-def _devices(capabilities: list[tuple[int, int]]) -> list[Item]:
-    if not capabilities:
+def _devices(fp8: list[bool]) -> list[Item]:
+    if not fp8:
         return [Item("device", "ok", "CPU", "no CUDA device is visible")]
     items = []
-    for index, capability in enumerate(capabilities):
-        fp8 = "has" if capability >= FP8_CAPABILITY else "has no"
-        note = f"compute capability {capability[0]}.{capability[1]}, {fp8} FP8 tensor cores"
+    for index, has in enumerate(fp8):
+        major, minor = torch.cuda.get_device_capability(index)
+        note = f"compute capability {major}.{minor}, {'has' if has else 'has no'} FP8 tensor cores"
         items.append(Item(f"device {index}", "ok", torch.cuda.get_device_name(index), note))
     return items
 
@@ -106,10 +106,10 @@ def _kernel(kernel: Kernel) -> Item:
     return Item(f"kernel {kernel.name}", "ok" if reason is None else "missing", version or "", note)
 
 
-def _path(capabilities: list[tuple[int, int]]) -> Item:
-    if any(capability >= FP8_CAPABILITY for capability in capabilities):
+def _path(fp8: list[bool]) -> Item:
+    if any(fp8):
         return Item("FP8 path", "ok", "tensor cores", "GEMMs run on the kernels that a plan names")
-    why = "no GPU" if not capabilities else "no GPU with FP8 tensor cores"
+    why = "no GPU" if not fp8 else "no GPU with FP8 tensor cores"
     return Item(
         "FP8 path", "ok", "reference", f"{why}: FP8 is computed by torch, right and slow, with the same rounding"
     )
@@ -128,9 +128,9 @@ def this_device() -> Versions | None:
 
 
 def shipped_items(here: Versions | None) -> tuple[Item, ...]:
-    """An item for each target's shipped measurements, also if there are none."""
+    """An item for the shipped measurements of each target that some were made for, also if there are none."""
     items = []
-    for target in GPU_TARGETS:
+    for target in (spec.name for spec in DEVICES.values() if spec.measured_on):
         name = f"measurements {target}"
         try:
             found = Measurements.shipped(target)
@@ -199,7 +199,7 @@ def _noted(found: Measurements, *notes: str) -> str:
 
 def _target(policy: Policy, here: Versions | None) -> Item:
     name, target = "policy target", policy.target
-    if target == TargetDevice.REFERENCE:
+    if spec_of(target).is_reference:
         return Item(name, "ok", target, "runs anywhere, slowly")
     if here is None:
         return Item(name, "ok", target, "can be planned and generated here; runs in FP8 on that device")
@@ -216,7 +216,7 @@ def _measurements(policy: Policy, here: Versions | None) -> Item:
         found = open_measurements(policy)
     except InputError as error:
         return Item(name, "problem", policy.measurements or "", str(error))
-    if found is None and policy.target == TargetDevice.REFERENCE:
+    if found is None and spec_of(policy.target).is_reference:
         return Item(name, "ok", "", "none are needed: there is nothing to choose from on the reference path")
     if found is None:
         note = f"none named and none ship for {policy.target}: time decides nothing; {RECORD} on that device"

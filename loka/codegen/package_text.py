@@ -20,7 +20,7 @@ from loka.codegen.modules.region_functions import Regions
 from loka.codegen.modules.signature import outside_names
 from loka.codegen.names import Names, shown
 from loka.devices.spec import DeviceSpec
-from loka.devices.targets import DEVICES
+from loka.devices.targets import spec_of
 from loka.errors import InputError
 from loka.kernels.fused.rendering import KERNELS_FILE, render_all, render_files
 from loka.plan.plan import Plan
@@ -69,7 +69,7 @@ def _render_code(plan: Plan, templates: Templates) -> dict[str, str]:
     writer = ModuleWriter({site.site.name: site for site in plan.sites}, plan.batch_size, kernels)
     views = [writer.bound(binding) for binding in plan.bindings]
     common = {"name": plan.name, "policy": shown(policy_name(plan)), "stamp": _UNSTAMPED, "target": quoted(plan.target)}
-    fused = _fused_files(templates, kernels, common["policy"], DEVICES[plan.target])
+    fused = _fused_files(templates, kernels, common["policy"], spec_of(plan.target))
     files = {
         **fused,
         "kernels.py": _kernels(templates, kernels, common),

@@ -155,12 +155,17 @@ _HOST = HostCosts(
 
 H100 = DeviceSpec(
     name="h100",
+    title="H100",
+    pattern="H100(?! PCIe| NVL)",  # those have other memory
     architecture="Hopper",
     capability=(9, 0),
+    triton=("cuda", 90, 32),
     multiprocessors=132,
+    memory_bytes=80 * 10**9,
     shared_bytes=227 * 1024,
     l2_bytes=50 * 2**20,
     measured_on="NVIDIA H100 80GB HBM3",
+    data_sheet="",
     bandwidth=2.43e12,
     interaction_bandwidth=2.9e12,
     flops={"e4m3": 1277e12, "e4m3 fast": 1352e12, "bfloat16": 732e12, "float16": 732e12, "float32": 344e12},
@@ -192,6 +197,9 @@ _H200_ROWS = replace(
 H200 = replace(
     H100,
     name="h200",
+    title="H200",
+    pattern="H200",
+    memory_bytes=141 * 10**9,
     measured_on="NVIDIA H200",
     bandwidth=4.25e12,
     interaction_bandwidth=3.8e12,

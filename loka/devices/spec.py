@@ -5,6 +5,7 @@ The modules `*_launch` of `loka.kernels.fused` select among the launches by what
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -192,6 +193,9 @@ class LaunchTables:
     dot: DotLaunch
 
 
+OCP = "e4m3fn"  # e4m3 by the OCP specification, in torch's words; "e4m3fnuz" has another bias, and the maximum 240
+
+
 @dataclass(frozen=True, slots=True)
 class ScaledMMLimits:
     """Limits of `torch.nn.functional.scaled_mm` on a device; scalings by their names in policies."""
@@ -200,6 +204,9 @@ class ScaledMMLimits:
     precise_e4m3: frozenset[str]  # scalings with e4m3 operands only, and without fast accumulation
     alignment: int = 16  # of the contraction and of the result's columns, in elements
     row_alignment: Mapping[str, int] = field(default_factory=dict)  # scaling -> alignment of the first operand's rows
+    e4m3: str = OCP  # the type that the tensor cores multiply; LoKA quantizes to OCP's alone
+    rowwise_float32: bool = True  # rowwise results can be float32; otherwise they are rounded to bfloat16
+    any_layout: bool = False  # operands may be transposed views; generated code copies them all the same
 
     def row_multiple(self, scaling: str) -> int:
         """The number that the first operand's rows must be a multiple of."""
@@ -208,15 +215,24 @@ class ScaledMMLimits:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """One target device. Rates were measured on `measured_on`; they are not data-sheet values."""
+    """One target device: an entry of `loka.devices.targets`.
+
+    Rates were measured on `measured_on`. Of a device that nothing was measured on they are those of its data sheet, as
+    are the peaks without sparsity; launches are then another device's.
+    """
 
     name: str  # in policies: "h100"
+    title: str  # in messages: "H100"
+    pattern: str  # regular expression for words of the name that CUDA or ROCm gives the device
     architecture: str  # "Hopper"
-    capability: tuple[int, int]  # compute capability
+    capability: tuple[int, int]  # compute capability, or the number that torch gives for an AMD architecture
+    triton: tuple[str, int | str, int]  # what Triton compiles for: backend, architecture, threads of a warp
     multiprocessors: int
+    memory_bytes: int
     shared_bytes: int  # most shared memory of a block
     l2_bytes: int
-    measured_on: str  # CUDA's name of the device; "" if the rates are those of a similar device
+    measured_on: str  # CUDA's name of the device; "" if nothing was measured on one
+    data_sheet: str  # the source of rates that were not measured; "" if they were
     bandwidth: float  # bytes a second, read plus written, of a copy of 1 GiB
     interaction_bandwidth: float  # the same of kernels of FM interactions and concat norms
     flops: Mapping[str, float]  # per second, by dtype of the operands; "e4m3 fast" with fast accumulation
@@ -224,3 +240,12 @@ class DeviceSpec:
     launches: LaunchTables
     host: HostCosts
     is_reference: bool = False  # plans use the reference path, which runs every recipe without a GPU
+
+    def is_named(self, name: str) -> bool:
+        """True if this is the device of that name ("NVIDIA H200"). A MIG partition of a GPU is not."""
+        return re.search(rf"\b(?:{self.pattern})\b", name, re.IGNORECASE) is not None and "MIG" not in name
+
+    @property
+    def lacks_measurements(self) -> bool:
+        """True for a GPU that nothing was measured on: what a plan decides for it is unknown until someone records."""
+        return not (self.measured_on or self.is_reference)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from loka.devices.targets import TargetDevice
+from loka.devices.targets import spec_of
 from loka.graph.sites.site import Site
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, PREFERRED, GemmRequest, Kernel, kernel_named
 from loka.kernels.measurements.parts import PartCosts
@@ -31,7 +31,7 @@ _Sifted = tuple[dict[str, OperandPair], tuple[Rejected, ...]]
 class Situation:
     """Conditions common to all sites of a plan."""
 
-    target: TargetDevice
+    target: str
     batch_size: int
     files: Mapping[str, str] = field(default_factory=dict)  # policy file as named in the plan -> as named by the user
     kernels: tuple[Kernel, ...] = ()  # FP8 kernels, preferred first; () means PREFERRED, or all with measurements
@@ -89,7 +89,7 @@ class Decider:
         if not able:
             return _kept(gemm, rejected[0].reason if rejected else "no kernel is known", judged, rejected)
         if requested.compute is Compute.AUTO:
-            unsafe = judged.unsupported_reason or self._ne_reason(site, gemm, judged)
+            unsafe = self._unmeasured() or judged.unsupported_reason or self._ne_reason(site, gemm, judged)
             if unsafe:
                 waiting = tuple(Rejected(name, unsafe) for name in able)
                 return _kept(gemm, unsafe, judged, (*waiting, *rejected))
@@ -100,6 +100,16 @@ class Decider:
         later = tuple(Rejected(name, f"{first} is preferred where no measurement decides") for name in others)
         operands = with_scalings(operands, able[first])
         return GemmPlan(gemm, first, operands, requested.accumulation, reason, (*later, *rejected), judged.evidence)
+
+    def _unmeasured(self) -> str:
+        """Why `compute: auto` keeps everything on a device that nothing was measured on, or ""."""
+        device = spec_of(self._situation.target)
+        if self._situation.costs is not None or not device.lacks_measurements:
+            return ""
+        return (
+            f"nothing was measured on {device.title}: record there with `loka bench kernels --record FILE`, and name "
+            "the file in `measurements:`"
+        )
 
     def _ne_reason(self, site: Site, gemm: Gemm, judged: JudgedGemm) -> str:
         """Why the plan's budget of NE keeps a GEMM, or ""."""
@@ -152,7 +162,7 @@ def _sift(
     """The kernels that can run a GEMM, in order, and those that cannot or gave wrong results, with reasons."""
     able: dict[str, OperandPair] = {}
     rejected = []
-    sizes, target = situation.sizes_of(site), situation.target.value
+    sizes, target = situation.sizes_of(site), situation.target
     for kernel in _candidates(requested, situation.considered):
         operands = accepted_operands(kernel, gemm, requested, sizes, target)
         reason = _refusal(kernel, gemm, operands, requested, sizes, target)
@@ -229,7 +239,7 @@ def _overridden(site: Site, gemm: Gemm, requested: GemmSettings, situation: Situ
     if requested.kernel == ANY_KERNEL:
         return requested.operands
     kernel, sizes = kernel_named(requested.kernel), situation.sizes_of(site)
-    return accepted_operands(kernel, gemm, requested, sizes, situation.target.value)
+    return accepted_operands(kernel, gemm, requested, sizes, situation.target)
 
 
 def pinned_reason(site: Site, gemm: Gemm, requested: GemmSettings, situation: Situation) -> str | None:
@@ -238,4 +248,4 @@ def pinned_reason(site: Site, gemm: Gemm, requested: GemmSettings, situation: Si
         return None
     operands = _overridden(site, gemm, requested, situation)
     kernel, sizes = kernel_named(requested.kernel), situation.sizes_of(site)
-    return _refusal(kernel, gemm, operands, requested, sizes, situation.target.value)
+    return _refusal(kernel, gemm, operands, requested, sizes, situation.target)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from loka.devices.targets import DEVICES
+from loka.devices.targets import spec_of
 from loka.graph.sites.site import Site
 from loka.numerics.enums import Compute, Fuse
 from loka.plan.decide import Decider, Situation
@@ -50,7 +50,7 @@ class ByTime:
         self._decider = decider
         self._perf_model = perf_model
         execution = situation.execution
-        device = DEVICES[situation.target]
+        device = spec_of(situation.target)
         self._host = HostModel(device.host, execution.mode) if execution is not None else None
         self._enumerated: dict[tuple[object, ...], SiteOptions | None] = {}
         self._around: dict[tuple[object, ...], Surroundings] = {}

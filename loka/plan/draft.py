@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
-from loka.devices.targets import DEFAULT_TARGET
+from loka.devices.targets import DEFAULT
 from loka.errors import InputError
 from loka.gc import deferred_gc
 from loka.graph.sites.discover import SiteMap, sites_in
@@ -162,7 +162,7 @@ def draft_policy(
         f"name: {options.name}",
         f"model: {{{', '.join(model)}}}",
         *_train(options),
-        f"target: {DEFAULT_TARGET}",
+        f"target: {DEFAULT.name}",
         f"execution: {{mode: {RECOMMENDED_EXECUTION.value}}} # {_EXECUTION}",
         "",
         "defaults:",

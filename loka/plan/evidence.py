@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
-from loka.devices.targets import TargetDevice
+from loka.devices.targets import spec_of
 from loka.errors import InputError
 from loka.graph.sites.site import Site
 from loka.kernels.measurements.lookup import Measurements
@@ -294,7 +294,7 @@ def open_measurements(policy: Policy) -> Measurements | None:
     path = policy.measurements_file
     if path is None:
         return Measurements.shipped(policy.target)
-    if policy.target == TargetDevice.REFERENCE:
+    if spec_of(policy.target).is_reference:
         raise InputError(
             f"{policy.where('measurements')}: measurements: the reference path has no kernels to choose from, and "
             "nothing is measured for it; leave `measurements` out, or name the target that was measured"

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, SkipValidation
 from pydantic.dataclasses import dataclass
 
-from loka.devices.targets import TargetDevice
 from loka.graph.ir import ForwardIR
 from loka.graph.planned_model import PlannedModel
 from loka.graph.sites.site import Opaque, Site
@@ -305,7 +304,7 @@ class PlanHead:
     """A plan but for its sites."""
 
     name: str
-    target: TargetDevice
+    target: str
     batch_size: Annotated[int, Field(ge=1)]
     # (file as named, sha256 of its values but for `train`), the policy first and then its bases
     policy_files: tuple[tuple[str, str], ...]

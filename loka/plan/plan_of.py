@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import nn
 
-from loka.devices.targets import DEVICES, TargetDevice
+from loka.devices.targets import spec_of
 from loka.graph.planned_model import planned_model
 from loka.graph.trace.tracer import Tracer
 from loka.kernels.gemm.catalogue import GEMM_KERNELS, Kernel
@@ -182,7 +182,7 @@ def _decided_without(
     trace = OwnerTracer(modded.trace, requested_owners(policy.mods, model, examined.flow))
     evidence = with_merged_sites(known, sites)
     situation = Situation(
-        TargetDevice(policy.target),
+        policy.target,
         policy.model.batch_size,
         named,
         considered,
@@ -208,7 +208,7 @@ def _decided_without(
     for owner, reason in slower.items():
         rewrites.interactions.refuse([owner], reason)
     interactions = interaction_plans(
-        rewrites.interactions.fused, plans, policy.model.batch_size, costs, DEVICES[situation.target]
+        rewrites.interactions.fused, plans, policy.model.batch_size, costs, spec_of(situation.target)
     )
     plans = without_fused_sites(plans, interactions)
     fused = interaction_outcomes(policy.mods, model, rewrites.interactions, interacting.crossing)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from loka.devices.targets import DEVICES
+from loka.devices.targets import spec_of
 from loka.errors import InputError
 from loka.graph.sites.site import Site
 from loka.kernels.gemm.catalogue import kernel_named
@@ -64,7 +64,7 @@ def _resolved(
     """As `resolve`, with what `compute: auto` leaves open kept at the sites `over_ne`."""
     costs = situation.costs
     mode = situation.execution.mode if situation.execution is not None else None
-    perf_model = PerfModel(costs, DEVICES[situation.target], mode) if costs is not None else None
+    perf_model = PerfModel(costs, spec_of(situation.target), mode) if costs is not None else None
     decider = Decider(situation, perf_model, over_ne)
     unknown = [problem for wanted in settings for problem in _unknown_kernels(wanted, situation)]
     if unknown:

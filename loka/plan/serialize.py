@@ -20,6 +20,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import NonNegativeInt, TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from loka.devices.targets import DEVICES
 from loka.errors import InputError
 from loka.graph.sites.site import Site
 from loka.paths import open_plain
@@ -163,6 +164,8 @@ def _recorded_hash(path: Path) -> object:
 
 def _nonsense(file: _PlanFile) -> str:
     """Why well-formed data is no plan; "" if it is one."""
+    if file.target not in DEVICES:
+        return f"at target: there is no {file.target!r}"
     for each in (row.site for row in file.sites):
         if min(each.k, each.n, each.calls, each.rows.at(file.batch_size)) < 0 or not 0 <= each.share <= 1:
             return f"a size or the share of site {each.name!r} cannot be"

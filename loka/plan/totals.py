@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loka.devices.targets import DEVICES
+from loka.devices.targets import spec_of
 from loka.kernels.measurements.parts import TimeSource
 from loka.plan.format import EXTRAPOLATED, EXTRAPOLATED_NOTE, format_share, format_speedup, format_us
 from loka.plan.plan import Plan, StepTime
@@ -173,7 +173,7 @@ def format_host(plan: Plan, total: Total) -> str:
     step = predicted_step(plan, total)
     if step is None or plan.execution is None:
         return ""
-    mode, measured_on = plan.execution.mode, DEVICES[plan.target].host.measured_on
+    mode, measured_on = plan.execution.mode, spec_of(plan.target).host.measured_on
     over = f"{format_speedup(step.speedup)} over BF16"
     if not step.waits_for_host:
         return f"the step waits for the GPU, {mode.value}, {over}"

@@ -8,6 +8,8 @@ import re
 
 from pydantic_core import PydanticCustomError
 
+from loka.devices.targets import DEVICES, NO_RTX
+
 REGEX_PREFIX = "re:"
 NAME_PATTERN = "^[A-Za-z_][A-Za-z0-9_]*$"
 CALLABLE_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
@@ -36,6 +38,15 @@ def package_name(value: str) -> str:
         raise refuse(f"{value!r} begins with __, which Python keeps for itself; choose another name")
     if len(value) > MAX_NAME:
         raise refuse(f"{len(value)} characters; use at most {MAX_NAME}, a directory is called so")
+    return value
+
+
+def target(value: str) -> str:
+    """The name of a device that plans can be for."""
+    if value not in DEVICES:
+        if re.search("rtx|sm_?12", value, re.IGNORECASE):
+            raise refuse(NO_RTX)
+        raise PydanticCustomError("enum", "unknown", {"expected": ", ".join(DEVICES)})
     return value
 
 

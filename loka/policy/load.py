@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from loka.devices.targets import DEFAULT_TARGET
+from loka.devices.targets import DEFAULT
 from loka.numerics.enums import Fuse
 from loka.policy import policy_schema
 from loka.policy.documents import Documents, read_documents
@@ -123,7 +123,7 @@ def _policy(
         files=documents.files,
         model=model,
         train=setting.train,
-        target=(setting.target or DEFAULT_TARGET).value,
+        target=setting.target or DEFAULT.name,
         execution=ExecutionSpec(run.mode, run.host_ms or 0.0, run.gpu_ms or 0.0) if run else None,
         ne_percent=setting.budget.ne_percent if setting.budget else None,
         rules=(_defaults(setting.defaults, tree), *rules),

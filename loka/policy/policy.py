@@ -204,7 +204,7 @@ class Policy:
     files: tuple[tuple[str, str], ...]
     model: ModelSpec
     train: TrainSetting | None
-    target: str  # the value of a TargetDevice
+    target: str  # the name of a device (`loka.devices.targets`)
     rules: tuple[Rule, ...]
     mods: tuple[ModRule, ...] = ()
     units: tuple[Pattern, ...] = ()  # over modules that FSDP shards one by one

@@ -9,10 +9,10 @@ from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict, create_model
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, WithJsonSchema, create_model
 
 from loka.devices.spec import Execution
-from loka.devices.targets import DEFAULT_TARGET, TargetDevice
+from loka.devices.targets import DEFAULT, DEVICES
 from loka.numerics.enums import Autocast
 from loka.policy import checks
 from loka.policy.mod_schema import AutoModsSetting, ModFields, ModSchemas, Number, SchemaModel, Size, Text, any_mod, doc
@@ -153,8 +153,8 @@ class PolicySetting(SchemaModel):
         title="Model", description="Which model this policy is for, and the batch size that shapes are taken at."
     )
     train: TrainSetting | None = doc("Training", "How the model trains; needed by probe, train and compare.")
-    target: Annotated[TargetDevice, Strict(False)] | None = doc(
-        "Target", f"The device that the plan is decided for, wherever it is generated. Default: {DEFAULT_TARGET}."
+    target: Annotated[str, AfterValidator(checks.target), WithJsonSchema({"enum": list(DEVICES)})] | None = doc(
+        "Target", f"The device that the plan is decided for, wherever it is generated. Default: {DEFAULT.name}."
     )
     execution: ExecutionSetting | None = doc(
         "Execution",

@@ -40,7 +40,10 @@ KNOWN = str(Path(__file__).parents[2] / "policies" / "small_ranker.yaml")
         (("kernels", "--policy", "x.yaml"), "--policy goes with --record"),
         (("kernels", "--export", "x.jsonl"), "name the one file of measurements"),
         (("kernels", "nowhere.jsonl", "--export", "x.jsonl"), "is not there"),
-        (("kernels", "a", "--export", "x", "--target", "reference"), "for 'reference'; write h100 or h200"),
+        (
+            ("kernels", "a", "--export", "x", "--target", "reference"),
+            "for 'reference'; write one of h100, ",
+        ),
     ],
 )
 def test_what_cannot_be_measured_leaves_with_2_and_writes_nothing(

@@ -70,10 +70,9 @@ def test_a_model_without_gemms_is_the_reason(plan_without_sites):
 
 @pytest.fixture
 def plan_without_sites():
-    from loka.devices.targets import TargetDevice
     from loka.plan.plan import Plan
 
-    return Plan(name="empty", target=TargetDevice.H100, batch_size=64, policy_files=(), bindings=(), sites=())
+    return Plan(name="empty", target="h100", batch_size=64, policy_files=(), bindings=(), sites=())
 
 
 SETTINGS = 'import json\nfrom pathlib import Path\n\nSCALE = json.loads(Path("settings.json").read_text())["scale"]\n'

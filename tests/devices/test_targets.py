@@ -11,13 +11,10 @@ import pytest
 import loka
 from loka.devices.targets import (
     DEFAULT,
-    DEFAULT_TARGET,
     DEVICES,
     GPU_TARGETS,
     GPUS,
-    TargetDevice,
     device_named,
-    means,
     spec_of,
 )
 from loka.errors import InputError
@@ -41,22 +38,29 @@ NORM = NormForward(1024, "layer_norm", True, True, 1e-5, None, False, True, True
 
 @pytest.mark.slow
 def test_every_target_has_its_device() -> None:
-    assert set(DEVICES) == set(TargetDevice)
     for target, device in DEVICES.items():
         assert device.name == target
-        assert spec_of(target) is spec_of(target.value) is device
+        assert spec_of(target) is device
         assert {"e4m3", "e4m3 fast", "bfloat16", "float16", "float32"} <= set(device.flops)
-    assert DEVICES[TargetDevice.REFERENCE].is_reference
-    assert (DEFAULT_TARGET.value, DEFAULT) == ("h100", DEVICES[TargetDevice.H100])
-    assert GPU_TARGETS == ("h100", "h200")
-    assert GPUS == "H100 or H200"
+    assert [target for target, device in DEVICES.items() if device.is_reference] == ["reference"]
+    assert (DEFAULT.name, DEFAULT) == ("h100", DEVICES["h100"])
+    assert GPU_TARGETS == ("h100", "h100-pcie", "h200", "h20", "b200", "gb200", "mi300x", "mi350x")
+    assert GPUS == "H100, H100 PCIe, H200, H20, B200, GB200, MI300X or MI350X"
     measured = [device.measured_on for device in DEVICES.values() if device.measured_on]
     assert measured == ["NVIDIA H100 80GB HBM3", "NVIDIA H200"]
 
 
+def test_rates_of_a_device_are_measured_or_of_its_data_sheet() -> None:
+    for target in GPU_TARGETS:
+        device = spec_of(target)
+        assert bool(device.measured_on) != bool(device.data_sheet), target
+        assert device.lacks_measurements == bool(device.data_sheet), target
+    assert not spec_of("reference").lacks_measurements
+
+
 def test_an_unknown_target_is_refused_with_those_that_there_are() -> None:
     for name in ("a100", "H100", ""):
-        with pytest.raises(InputError, match=f"target '{name}' is not known; it can be h100, h200, reference"):
+        with pytest.raises(InputError, match=f"target '{name}' is not known; it can be {', '.join(DEVICES)}"):
             spec_of(name)
     for kernel in GEMM_KERNELS:
         with pytest.raises(InputError, match="target 'a100' is not known"):
@@ -69,9 +73,19 @@ def test_an_unknown_target_is_refused_with_those_that_there_are() -> None:
     ("name", "target"),
     [
         ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA H100 PCIe", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100 NVL", None),
         ("NVIDIA H200", "h200"),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA H20-3e", None),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA GB200", "gb200"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("AMD Instinct MI300X VF", "mi300x"),
+        ("AMD Instinct MI350X", "mi350x"),
+        ("AMD Instinct MI355X", None),
+        ("NVIDIA GeForce RTX 5090", None),
         ("NVIDIA GH200 480GB", None),
         ("NVIDIA A100-SXM4-80GB", None),
         ("", None),
@@ -80,7 +94,7 @@ def test_an_unknown_target_is_refused_with_those_that_there_are() -> None:
 def test_a_device_is_known_by_its_name(name: str, target: str | None) -> None:
     found = device_named(name)
     assert (found and found.name) == target
-    assert [each for each in GPU_TARGETS if means(each, name)] == ([target] if target else [])
+    assert [each for each in DEVICES if spec_of(each).is_named(name)] == ([target] if target else [])
 
 
 @pytest.mark.parametrize("kind", [PartKind.COPY, PartKind.QUANTIZE])
@@ -110,7 +124,7 @@ def test_measurements_are_scaled_by_the_bounds_of_their_device() -> None:
     assert found.time(parts[1]) != slow.time(parts[1])
     shipped = Measurements.shipped("h100")
     assert shipped is not None
-    assert shipped.device is DEVICES[TargetDevice.H100]
+    assert shipped.device is DEVICES["h100"]
 
 
 def test_kernels_are_launched_as_their_device_says() -> None:
@@ -118,7 +132,7 @@ def test_kernels_are_launched_as_their_device_says() -> None:
     rows = replace(DEFAULT.launches.rows, forward={1024: replace(usual, warps=16, programs=3)})
     other = replace(DEFAULT, launches=replace(DEFAULT.launches, rows=rows))
     assert configuration(NORM, other) == replace(usual, warps=16, programs=3)
-    rendered = (render(NORM, device=device) for device in (other, DEVICES[TargetDevice.H200], DEFAULT))
+    rendered = (render(NORM, device=device) for device in (other, DEVICES["h200"], DEFAULT))
     on_other, on_h200, on_default = (each.operator.launches[1024] for each in rendered)
     assert (on_other.warps, on_other.programs) == (16, 3)
     assert on_h200.stages > 1 == on_default.stages
@@ -126,7 +140,7 @@ def test_kernels_are_launched_as_their_device_says() -> None:
 
 
 def test_one_scale_is_found_and_used_by_few_programs_where_that_was_measured() -> None:
-    h200 = DEVICES[TargetDevice.H200]
+    h200 = DEVICES["h200"]
     rowwise = configuration(replace(NORM, quantize=True), h200)
     for scaling in ("maximum", "tensorwise"):
         spec = replace(NORM, quantize=True, save=False, how=Quantization(scaling))
@@ -142,12 +156,18 @@ def test_scaled_mm_takes_what_the_device_does() -> None:
     limits = replace(DEFAULT.scaled_mm, pairs=frozenset({("tensorwise", "tensorwise")}))
     refused = scaled_mm_operands.refuse_recipe(scalings, formats, Accumulation.FAST, limits)
     assert refused == "no kernel multiplies rowwise x rowwise; it takes tensorwise x tensorwise"
+    other = replace(DEFAULT.scaled_mm, e4m3="e4m3fnuz")
+    refused = scaled_mm_operands.refuse_recipe(scalings, formats, Accumulation.FAST, other)
+    assert refused == (
+        "its tensor cores multiply e4m3fnuz, whose numbers are not those of the FP8 that LoKA makes, e4m3fn"
+    )
     names = {scaling.value for scaling in Scaling}
     for device in DEVICES.values():
         known = device.scaled_mm
         assert {name for pair in known.pairs for name in pair} <= names
         assert known.precise_e4m3 | set(known.row_alignment) <= names
-        assert known.row_multiple(Scaling.BLOCKWISE_1X128) == 4
+        blocks = any(Scaling.BLOCKWISE_1X128 in pair for pair in known.pairs)
+        assert known.row_multiple(Scaling.BLOCKWISE_1X128) == (4 if blocks else 1)
         assert known.row_multiple(Scaling.ROWWISE) == 1
 
 

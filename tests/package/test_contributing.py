@@ -111,7 +111,7 @@ def test_a_target_is_found_by_its_entry(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(InputError, match="target 'toy' is not known"):
         spec_of("toy")
     toy = replace(H100, name="toy", multiprocessors=144)
-    monkeypatch.setattr(targets, "DEVICES", {**targets.DEVICES, "toy": toy})
+    monkeypatch.setitem(targets.DEVICES, "toy", toy)
     assert spec_of("toy") is toy
 
 

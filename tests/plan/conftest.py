@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from loka.devices.targets import TargetDevice
 from loka.graph.sites.site import GemmKind, RowCount, Site
 from loka.numerics.enums import Compute, Format, Fuse, Gemm, Operand
 from loka.numerics.recipe import OperandRecipe
@@ -136,11 +135,11 @@ def make_plan(make_settings: MakeSettings) -> MakePlan:
         *sites: Site, settings: SiteSettings | None = None, known: ProfiledSites | None = None, **changes: object
     ) -> Plan:
         wanted = settings or make_settings()
-        situation = Situation(TargetDevice.H100, 4096, known=known)
+        situation = Situation("h100", 4096, known=known)
         decided: tuple[SitePlan, ...] = resolve(sites, [wanted] * len(sites), situation, {})
         plan = Plan(
             name="ranker",
-            target=TargetDevice.H100,
+            target="h100",
             batch_size=4096,
             policy_files=(("ranker.yaml", "0" * 64),),
             sites=decided,

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loka.devices.targets import TargetDevice
 from loka.graph.sites.site import GemmKind, RowCount, Site
 from loka.kernels.measurements.parts import Part
 from loka.numerics.enums import Accumulation, Compute, Fuse, Gemm
@@ -68,7 +67,7 @@ def costs_of(seed: int, spread: float = 0.0, scale: float = 1.0) -> MadeUp:
 
 
 def planned(site: Site, wanted: SiteSettings, costs: MadeUp, kernels=KERNELS) -> SitePlan:
-    situation = Situation(TargetDevice.H100, BATCH, kernels=tuple(kernels), known=profile_of(site.name), costs=costs)
+    situation = Situation("h100", BATCH, kernels=tuple(kernels), known=profile_of(site.name), costs=costs)
     return resolve([site], [wanted], situation, {})[0]
 
 
@@ -185,7 +184,7 @@ def test_in_a_chain_neither_and_it_is_never_slower_than_as_it_was(sizes, seed, o
     fp8 = []
     for floor in (low, high):
         wanted = settings_of(CHAIN, (Compute.AUTO,) * 3, floor, Fuse.ALWAYS)
-        situation = Situation(TargetDevice.H100, BATCH, kernels=KERNELS, known=profile_of(*names), costs=costs_of(seed))
+        situation = Situation("h100", BATCH, kernels=KERNELS, known=profile_of(*names), costs=costs_of(seed))
         plans = resolve(sites, [wanted] * len(sites), situation, {}, TracedNeighbours((names,), around))
         timings = [plan.timing for plan in plans if plan.timing is not None]
         assert len(timings) == len(sites)

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from loka.codegen.modules.linear_recipes import site_recipe
-from loka.devices.targets import TargetDevice
 from loka.graph.sites.site import RowCount
 from loka.kernels.gemm.catalogue import GEMM_KERNELS as KERNELS_OF_CATALOGUE
 from loka.kernels.gemm.catalogue import SCALED_MM as CUBLASLT
@@ -56,7 +55,7 @@ def decide(make_site, safe):
     def make(
         settings: SiteSettings, costs: MadeUp | None, kernels=(CUBLASLT, OTHER), known=None, traced=None, **changes
     ) -> SitePlan:
-        situation = Situation(TargetDevice.H100, 4096, kernels=tuple(kernels), known=known or safe(), costs=costs)
+        situation = Situation("h100", 4096, kernels=tuple(kernels), known=known or safe(), costs=costs)
         (plan,) = resolve([make_site(**changes)], [settings], situation, {}, traced)
         return plan
 
@@ -294,7 +293,7 @@ def test_a_chain_of_neighbours_is_decided_as_a_whole(make_site, wanted, safe) ->
 
     def fp8(traced: TracedNeighbours, min_speedup: float) -> list[bool]:
         situation = Situation(
-            TargetDevice.H100,
+            "h100",
             4096,
             known=safe(*names),
             costs=MadeUp(KERNELS),
@@ -330,7 +329,7 @@ def test_sites_that_are_alike_share_their_decisions_and_lookups(make_site, wante
     costs = MadeUp(KERNELS)
     settings = wanted(Compute.FP8)
     sites = [make_site(f"layers.{i}.fmb.0") for i in range(3)]
-    situation = Situation(TargetDevice.H100, 4096, costs=costs)
+    situation = Situation("h100", 4096, costs=costs)
     first, second, third = resolve(sites, [settings] * 3, situation, {})
     assert first.gemms is second.gemms is third.gemms
     assert first.options is third.options
@@ -346,7 +345,7 @@ def test_a_linear_that_keeps_wgrad_alone_stays_in_its_chain(make_site, wanted, s
     sites = [make_site(name, k=2048, n=2048, fed_by=(), followed_by=()) for name in names]
 
     def forward_of_up(**down: Compute) -> float:
-        situation = Situation(TargetDevice.H100, 4096, known=safe(*names), costs=MadeUp(KERNELS))
+        situation = Situation("h100", 4096, known=safe(*names), costs=MadeUp(KERNELS))
         settings = [wanted(Compute.FP8, **down), wanted(Compute.FP8)]
         plans = resolve(sites, settings, situation, {}, TracedNeighbours((names,), around))
         assert plans[1].timing is not None

@@ -9,7 +9,7 @@ import pytest
 
 from loka.bench.report.model_tree import model_tree
 from loka.bench.report.tables import shortfalls
-from loka.devices.targets import DEVICES
+from loka.devices.targets import spec_of
 from loka.errors import InputError
 from loka.graph.sites.site import GemmKind, Opaque, RowCount
 from loka.kernels.fused.kernel_values import LARGEST_WIDTH
@@ -102,7 +102,7 @@ def test_a_site_without_times_counts_with_the_least_time_of_its_gemms(plan) -> N
     *others, head = plan.sites
     blocked = replace(head, site=replace(head.site, kind=GemmKind.BMM, blocked="no weight"), timing=None)
     found = coverage_of(replace(plan, sites=(*others, blocked)))
-    device, sizes = DEVICES[plan.target], SiteSizes(4096, 2048, 1)
+    device, sizes = spec_of(plan.target), SiteSizes(4096, 2048, 1)
     least = sum(bound_us(native_part(each.gemm, sizes), device) for each in blocked.gemms)
     assert found.time.compiler_us == pytest.approx(least + 6.0, abs=1e-3)
     assert found.time.bounded == 1
@@ -190,7 +190,7 @@ def test_opaque_products_count_in_the_shares_of_flops(make_plan, make_site):
 
 def test_opaque_products_take_the_least_time_of_the_device(plan):
     without, found = coverage_of(plan), coverage_of(replace(plan, opaque=(GRU,)))
-    us = 1e6 * 3 * (1 << 20) * plan.batch_size / DEVICES[plan.target].flops["bfloat16"]
+    us = 1e6 * 3 * (1 << 20) * plan.batch_size / spec_of(plan.target).flops["bfloat16"]
     assert found.time.us == pytest.approx(without.time.us + us, abs=0.01)
     piece = next(each for each in found.largest if each.name == "gru of tower.gru")
     assert (piece.us, piece.at_least) == (pytest.approx(us, abs=0.01), True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loka.devices.spec import Execution
-from loka.devices.targets import DEFAULT, TargetDevice
+from loka.devices.targets import DEFAULT
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.mods.policy_loader import load_policy
 from loka.numerics.enums import Compute, Fuse
@@ -36,7 +36,7 @@ def decided(make_site, chain_settings, make_known) -> Callable[..., tuple[SitePl
 
     def make(execution: ExecutionSpec | None, compute: Compute = Compute.AUTO) -> tuple[SitePlan, ...]:
         costs = MadeUp({"as-is": 1.0, SCALED_MM: 0.5})
-        situation = Situation(TargetDevice.H100, 8192, known=known, costs=costs, execution=execution)
+        situation = Situation("h100", 8192, known=known, costs=costs, execution=execution)
         traced = TracedNeighbours(tuple((name,) for name in NAMES))
         return resolve(sites, [chain_settings(compute, fuse=Fuse.AUTO)] * 3, situation, {}, traced)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-from loka.devices.targets import TargetDevice
 from loka.graph.trace import tracer
 from loka.plan.plan import NOTHING_AROUND, BindingKind, Plan
 from loka.plan.planner import make_plan
@@ -271,11 +270,9 @@ def test_ten_thousand_sites_are_decided_and_written_in_a_moment(make_site, make_
         model["blocks"].append(block)
     settings = make_settings()
     start = time.perf_counter()
-    plans = resolve(sites, [settings] * len(sites), Situation(TargetDevice.H100, 4096), {})
+    plans = resolve(sites, [settings] * len(sites), Situation("h100", 4096), {})
     bindings = bind(plans, {}, model)
-    text = to_json(
-        Plan(name="p", target=TargetDevice.H100, batch_size=4096, policy_files=(), sites=plans, bindings=bindings)
-    )
+    text = to_json(Plan(name="p", target="h100", batch_size=4096, policy_files=(), sites=plans, bindings=bindings))
     seconds = time.perf_counter() - start
     assert [len(binding.modules) for binding in bindings] == [10_000]
     assert len(text) < 6_000_000

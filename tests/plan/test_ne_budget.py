@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from loka.devices.targets import TargetDevice
 from loka.numerics.enums import Compute, Gemm
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.decide import Situation
@@ -48,7 +47,7 @@ def decided(make_site, make_settings, known_with):
     def make(budget: float | None, compute=Compute.AUTO, known=None, **each: Compute):
         sites = [make_site(name, share=share) for name, share in SHARES.items()]
         settings = [make_settings(each.get(name, compute)) for name in SHARES]
-        situation = Situation(TargetDevice.H100, 4096, known=known or known_with(CHANGES), ne_budget=budget)
+        situation = Situation("h100", 4096, known=known or known_with(CHANGES), ne_budget=budget)
         return {plan.site.name: plan for plan in resolve(sites, settings, situation, {})}
 
     return make

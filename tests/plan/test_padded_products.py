@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from loka.devices.spec import Execution
-from loka.devices.targets import DEVICES, TargetDevice
+from loka.devices.targets import DEVICES
 from loka.kernels.measurements.lookup import Measurements
 from loka.kernels.measurements.part_bounds import is_aligned, padded, padding_us
 from loka.kernels.measurements.parts import Part, PartKind, TimeSource
@@ -18,7 +18,7 @@ from loka.plan.select.perf_model import PerfModel
 from loka.policy.policy import ExecutionSpec
 from tests.support.plan.plan_costs import SAFE_CHAIN, SCALED_MM, MadeUp
 
-H200 = TargetDevice.H200
+H200 = "h200"
 LONG = Part(PartKind.GEMM, "as-is", 65536, 1024, 479)
 
 
@@ -84,7 +84,7 @@ def test_plans_price_them_by_how_the_model_runs(make_site, chain_settings, make_
     def as_is(mode: Execution | None) -> float:
         execution = None if mode is None else ExecutionSpec(mode, 0.0, 0.0)
         known = make_known({"top": SAFE_CHAIN})
-        situation = Situation(TargetDevice.H100, 65536, known=known, costs=costs, execution=execution)
+        situation = Situation("h100", 65536, known=known, costs=costs, execution=execution)
         (plan,) = resolve([site], [chain_settings(Compute.AUTO, fuse=Fuse.AUTO)], situation, {})
         assert plan.timing is not None
         return plan.timing.as_is.us

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from loka.codegen.package_text import render_package
-from loka.devices.targets import TargetDevice
 from loka.graph.trace.tracer import Tracer
 from loka.kernels.measurements.parts import Part, PartKind
 from loka.mods.policy_loader import load_policy
@@ -254,8 +253,8 @@ def test_a_thousand_unlike_sites_are_planned_in_two_seconds(make_site, chain_set
     sites = [make_site(f"layers.{i}.up", k=16 * (1 + i % 100), n=64 * (1 + i // 100)) for i in range(1000)]
     gc.disable()  # as a plan is made
     start = time.process_time()
-    plans = resolve(sites, [wanted] * len(sites), Situation(TargetDevice.H100, 4096, costs=MadeUp()), {})
-    head = {"name": "p", "target": TargetDevice.H100, "batch_size": 4096, "policy_files": (), "bindings": ()}
+    plans = resolve(sites, [wanted] * len(sites), Situation("h100", 4096, costs=MadeUp()), {})
+    head = {"name": "p", "target": "h100", "batch_size": 4096, "policy_files": (), "bindings": ()}
     text = to_json(Plan(**head, sites=plans, measurements=("made-up", "")))
     seconds = time.process_time() - start
     gc.enable()

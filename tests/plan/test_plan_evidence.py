@@ -8,7 +8,6 @@ from math import inf
 
 import pytest
 
-from loka.devices.targets import TargetDevice
 from loka.numerics.enums import Compute, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.plan.decide import Situation
@@ -26,7 +25,7 @@ def decide(make_site, make_settings, make_known):
     """The decision for each GEMM of one site with some estimates."""
 
     def make(*estimates, settings=None, known=None, **changes) -> dict[Gemm, GemmPlan]:
-        situation = Situation(TargetDevice.H100, 4096, known=known or make_known({NAME: estimates}))
+        situation = Situation("h100", 4096, known=known or make_known({NAME: estimates}))
         wanted = settings or make_settings(Compute.AUTO)
         (plan,) = resolve([make_site(**changes)], [wanted], situation, {})
         return {gemm.gemm: gemm for gemm in plan.gemms}

@@ -10,7 +10,6 @@ from math import inf
 import pytest
 
 from loka.devices.spec import Execution
-from loka.devices.targets import TargetDevice
 from loka.errors import InputError
 from loka.graph.expression import PRODUCT, Call, Constant, Ref, RefKind, local, method
 from loka.graph.fingerprint import Fingerprint, PlannedCall
@@ -136,7 +135,7 @@ def test_keys_are_sorted(whole_plan):
 def timed_plan(make_plan, make_site, chain_settings):
     """A plan of sites that are alike, decided by made-up measurements."""
     made_up, settings = MadeUp(spread=0.001), chain_settings(fuse=Fuse.AUTO)
-    situation = Situation(TargetDevice.H100, 4096, costs=made_up)
+    situation = Situation("h100", 4096, costs=made_up)
     sites = [make_site(f"layers.{i}.up", followed_by=("silu",)) for i in range(9)]
     plans = resolve(sites, [settings] * len(sites), situation, {})
     return make_plan(sites=plans, measurements=(made_up.name, made_up.sha256))

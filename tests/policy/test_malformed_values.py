@@ -55,8 +55,8 @@ CASES: dict[str, tuple[str, str]] = {
     "unknown key at the top": (HEAD + "§targte: h100\n", 'unknown key "targte"; did you mean target?'),
     "unknown key like no other": (HEAD + "§zzz: 1\n", "remove it, or use one of version, name, model"),
     "setting at the top": (HEAD + "§scaling: rowwise\n", "write it under defaults or in a rule"),
-    "unknown target": (HEAD + "target: §h10\n", "did you mean h100? It is one of h100, h200, reference"),
-    "list for a target": (HEAD + "target: §[h100]\n", "a list is not known; give one of"),
+    "unknown target": (HEAD + "target: §h10\n", "did you mean h100? It is one of h100, h100-pcie, h200"),
+    "list for a target": (HEAD + "target: §[h100]\n", "expected text, found a list"),
     "extends a list": (HEAD + "extends: §[a.yaml]\n", "give the path of one policy"),
     # model and train
     "model as text": ("version: 1\n" + NAME + "model: §pkg:ranker\n", "expected a mapping of keys to values"),

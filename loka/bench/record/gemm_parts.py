@@ -17,7 +17,7 @@ from torch import Tensor
 from loka.bench.device import float32_products
 from loka.bench.record.check_numbers import Check, check_product, spaced
 from loka.bench.timing import SEED
-from loka.devices.targets import DEFAULT_TARGET
+from loka.devices.targets import DEFAULT
 from loka.errors import InputError
 from loka.kernels import call_counters
 from loka.kernels.gemm.catalogue import GemmRequest, kernel_named, operator_named
@@ -137,7 +137,7 @@ def unavailable_reason(kernel: str) -> str | None:
 class Gemms:
     """Prepares GEMM parts: native ones, and those on kernels of the catalogue that have an operator."""
 
-    def __init__(self, device: str = "cuda", target: str = DEFAULT_TARGET) -> None:
+    def __init__(self, device: str = "cuda", target: str = DEFAULT.name) -> None:
         """`target` is the device for which kernels state what they support."""
         self._device = device
         self._target = target

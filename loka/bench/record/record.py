@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from loka.bench.device import describe
+from loka.bench.machine import device_here
 from loka.bench.record.check_numbers import Check
 from loka.bench.record.clock import Span, Timer
 from loka.bench.record.gemm_parts import Gemms, PreparedCall, size_key
@@ -48,7 +49,7 @@ class Tally:
 
 def all_parts(module: ModuleType) -> Prepare:
     """Prepares parts of every kind: GEMMs, producers and interactions, of which `module` has the rendered kernels."""
-    gemms, producers, interactions = Gemms(), Producers(module), InteractionParts(module)
+    gemms, producers, interactions = Gemms(target=device_here().name), Producers(module), InteractionParts(module)
 
     def prepare(part: Part) -> PreparedCall:
         if part.work in INTERACTIONS:

@@ -23,7 +23,7 @@ from loka.bench.report.model_tree import (
 )
 from loka.bench.report.site_charts import Distributions, DotChart, TimeChart, distributions, dot_chart, time_chart
 from loka.bench.report.tables import decisions, evidence, finding_rows, shortfalls, total_sentences
-from loka.devices.targets import DEVICES, TargetDevice
+from loka.devices.targets import spec_of
 from loka.plan.format import describe_tuned, format_figure, format_share, format_speedup
 from loka.plan.mod_words import describe_changes, describe_gain, describe_unchanged
 from loka.plan.ne import planned_ne
@@ -251,11 +251,12 @@ def _errors(plan: Plan) -> Headline:
 
 def _device(planned: Planned) -> Headline:
     target = planned.plan.target
-    if target is TargetDevice.REFERENCE:
-        return Headline("target", "reference", "slow but exact: no device is named")
+    device = spec_of(target)
+    if device.is_reference:
+        return Headline("target", device.title, "slow but exact: no device is named")
     machine = planned.measurements.machine.device if planned.measurements is not None else ""
-    note = f"times of one {machine}" if machine else f"{DEVICES[target].architecture}; no measurements"
-    return Headline("target", target.value.upper(), note)
+    note = f"times of one {machine}" if machine else f"{device.architecture}; no measurements"
+    return Headline("target", device.title, note)
 
 
 def sources(planned: Planned, runs: tuple[RunChart, ...], steps: MeasuredSteps | None) -> tuple[Source, ...]:
@@ -310,7 +311,7 @@ def _sources_of_times(planned: Planned) -> list[Source]:
         Source("time and speed-up of the model", Origin.MODELLED, "the sum of its kernels' times, not a measured step"),
     ]
     if plan.execution is not None:
-        host = DEVICES[plan.target].host.measured_on
+        host = spec_of(plan.target).host.measured_on
         how = f"launches counted, at the cost of one on {host}, for a model that runs {plan.execution.mode.value}"
         found.append(Source("time of the host", Origin.MODELLED, f"{how}; the rest of a step as the policy says"))
     if any(mod.gain is not None for mod in plan.mods):

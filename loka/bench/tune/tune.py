@@ -21,7 +21,7 @@ from loka.bench.results import utc_minute
 from loka.bench.timing import Progress
 from loka.bench.tune.tune_steps import Measure, StepMeasurer, TimedDevice
 from loka.devices.spec import Execution
-from loka.devices.targets import DEVICES, GPUS, TargetDevice, device_named, means
+from loka.devices.targets import GPUS, device_named, spec_of
 from loka.errors import CheckFailedError, InputError
 from loka.kernels.measurements.versions import Versions
 from loka.plan.tuning.candidates import STANDING_TITLE, Candidate, Candidates
@@ -57,7 +57,7 @@ class TuneLimits:
 
 def check_policy(policy: Policy, synthetic: bool) -> None:
     """Raise InputError for a policy that cannot be tuned, before anything is built."""
-    if DEVICES[TargetDevice(policy.target)].is_reference:
+    if spec_of(policy.target).is_reference:
         raise InputError(
             f"{policy.where('target')}: loka tune: target {policy.target} is the reference path, whose steps say "
             f"nothing; name the GPU to train on: {GPUS}"
@@ -74,7 +74,7 @@ def require_target(policy: Policy) -> None:
     """Raise InputError unless this machine has the policy's target."""
     require_gpu("loka tune")
     here = torch.cuda.get_device_name()
-    if not means(policy.target, here):
+    if not spec_of(policy.target).is_named(here):
         found = device_named(here)
         advice = f"write target: {found.name} to tune for this one" if found is not None else "tune it there"
         raise InputError(

@@ -115,7 +115,7 @@ def show_speed(plan: Plan, device: str, pairs: Sequence[PairResult], labels: Com
     """Print the planned time of a step, if measurements decided the plan, and the mean rate of the pairs' training."""
     rows, total = [], total_time(plan)
     if total is not None:
-        planned, native = f"planned on {plan.target.value}", format_figure(total.as_is_us)
+        planned, native = f"planned on {plan.target}", format_figure(total.as_is_us)
         rows.append((f"{planned}, us of a step", native, format_figure(total.us), format_speedup(total.speedup)))
         if plan.share_fp8 > 0:
             figures = (native, format_figure(total.without_fp8_us), format_speedup(total.by_fusing))

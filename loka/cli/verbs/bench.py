@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loka.cli.output import Json, note, print_json, print_table
-from loka.devices.targets import DEFAULT_TARGET
+from loka.devices.targets import DEFAULT
 
 if TYPE_CHECKING:
     from loka.bench.machine import Environment
@@ -59,7 +59,7 @@ def command(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(help="Of --export: whose measurements. Default: " + DEFAULT_TARGET + ".", show_default=False),
+        typer.Option(help="Of --export: whose measurements. Default: " + DEFAULT.name + ".", show_default=False),
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Of models: samples in a step. Default: the policy's.")] = None,
     casting: Annotated[
@@ -113,7 +113,7 @@ def _record_and_export(
     from loka.bench.record.run_record import record_into
     from loka.kernels.measurements.lookup import export
 
-    target = DEFAULT_TARGET if target is None else target
+    target = DEFAULT.name if target is None else target
     check_recording(names, record, text, target)
     check_seconds(seconds)
     lines, result = list[str](), dict[str, object]()

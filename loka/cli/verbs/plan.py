@@ -84,7 +84,7 @@ def _summary(found: Planned) -> dict[str, object]:
     return {
         "name": plan.name,
         "verdict": verdict(plan),
-        "target": plan.target.value,
+        "target": plan.target,
         "batch_size": plan.batch_size,
         "sites": len(plan.called),
         "never_called": [each.site.name for each in plan.sites if not each.site.called],

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from loka.devices.targets import spec_of
 from loka.dispatch.bind.bound import CallCounters
 from loka.dispatch.dispatch_errors import LokaWarning, NoFp8Warning
 from loka.kernels.gemm.library import has_fp8
@@ -17,7 +18,7 @@ from loka.kernels.gemm.library import has_fp8
 def warn_of_devices(package: str, target: str, modules: Iterable[nn.Module], stacklevel: int) -> None:
     """Warn if `modules` are on the meta device or, unless for "reference", a CPU, a GPU without FP8 or another GPU."""
     devices = {parameter.device for module in modules for parameter in module.parameters()}
-    if target == "reference":
+    if spec_of(target).is_reference:
         devices = {device for device in devices if device.type == "meta"}
     notes = [note for device in sorted(devices, key=str) if (note := _note(device, target))]
     if notes:
@@ -33,7 +34,7 @@ def _note(device: torch.device, target: str) -> str:
     name = torch.cuda.get_device_name(device)
     if not has_fp8(device.index):
         return f"{device} ({name}) has no FP8 that LoKA can use: {slow}"
-    if target.upper() not in name.upper():
+    if not spec_of(target).is_named(name):
         return f"{device} is {name}, and the plan was decided for {target}: it runs, but other choices may be faster"
     return ""
 

@@ -46,6 +46,8 @@ class CutlassRowwise:
         refusal = wanted.refuse_range() or _refuse_recipe(wanted.scalings, wanted.formats, self.library.name)
         if refusal is None and wanted.dtype != BFLOAT16:
             refusal = f"{self.library.name} writes bfloat16, and the model computes in {wanted.dtype}"
+        if refusal is None and device.capability != CAPABILITY:
+            refusal = f"{self.library.name} was never tried on {device.title}"
         return refusal or (None if device.is_reference else wanted.refuse_sizes(MULTIPLES))
 
     def unavailable_reason(self) -> str | None:

@@ -13,6 +13,8 @@ from importlib import metadata
 
 import torch
 
+from loka.devices.spec import OCP
+from loka.devices.targets import device_named
 from loka.errors import InputError
 
 FP8_CAPABILITY = (8, 9)  # the first compute capability with FP8 tensor cores
@@ -20,8 +22,11 @@ FP8_CAPABILITY = (8, 9)  # the first compute capability with FP8 tensor cores
 
 @cache
 def has_fp8(device: int) -> bool:
-    """True if a CUDA device has FP8 tensor cores."""
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
+    """True if a GPU multiplies the FP8 that LoKA quantizes to; of AMD's, the targets alone."""
+    if torch.version.hip is not None:
+        found = device_named(torch.cuda.get_device_name(device))
+        return found is not None and found.scaled_mm.e4m3 == OCP
+    return torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
 
 
 def unsupported_device(capability: tuple[int, int]) -> str | None:

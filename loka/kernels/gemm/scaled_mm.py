@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import ScalingType
 
-from loka.devices.targets import DEFAULT_TARGET
+from loka.devices.targets import DEFAULT
 from loka.errors import InputError
 from loka.kernels import call_counters
 from loka.kernels.fused.operators import runs_directly
@@ -60,7 +60,7 @@ def _cuda(
     refusal = _refusal(scaling_a, scaling_b, a.dtype, b.dtype, fast, a.device.index)
     if refusal is not None:
         raise InputError(
-            f"loka::scaled_mm on this GPU: {refusal}, or run a package generated for it (target: {DEFAULT_TARGET})"
+            f"loka::scaled_mm on this GPU: {refusal}, or run a package generated for it (target: {DEFAULT.name})"
         )
     call_counters.increment(counter_id, KERNEL)
     rows, columns = a.shape[0], b.shape[0]
@@ -73,6 +73,7 @@ def _cuda(
     a = scaled_mm_operands.pad_operand(a, limits.row_multiple(first), limits.alignment)
     b = scaled_mm_operands.pad_operand(b, limits.alignment, limits.alignment)
     fused = bias if bias is not None and _takes_bias(first, second, dtype, bias.dtype) else None
+    rounded = first is Scaling.ROWWISE and not limits.rowwise_float32
     out = F.scaled_mm(
         a,
         b.t(),
@@ -80,7 +81,7 @@ def _cuda(
         _SCALING_TYPE[first],
         scaled_mm_operands.second_scale(scale_b, second, b.shape[0]),
         _SCALING_TYPE[second],
-        output_dtype=dtype if dtype in _NATIVE_DTYPES else torch.float32,
+        output_dtype=torch.bfloat16 if rounded else dtype if dtype in _NATIVE_DTYPES else torch.float32,
         use_fast_accum=fast,
         bias=None if fused is None else scaled_mm_operands.pad_vector(fused, b.shape[0]),
     )

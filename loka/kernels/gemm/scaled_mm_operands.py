@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loka.devices.spec import ScaledMMLimits
+from loka.devices.spec import OCP, ScaledMMLimits
 from loka.devices.targets import DEFAULT, device_named
 from loka.numerics.enums import Accumulation, Format, Scaling
 
@@ -36,6 +36,8 @@ def refuse_recipe(
     limits: ScaledMMLimits = DEFAULT.scaled_mm,
 ) -> str | None:
     """Reason why a device's kernel cannot multiply operands of these scalings and formats; None where it can."""
+    if limits.e4m3 != OCP:
+        return f"its tensor cores multiply {limits.e4m3}, whose numbers are not those of the FP8 that LoKA makes, {OCP}"
     if scalings not in limits.pairs:
         allowed = ", ".join(sorted(f"{a} x {b}" for a, b in limits.pairs))
         return f"no kernel multiplies {scalings[0].value} x {scalings[1].value}; it takes {allowed}"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from loka.devices.targets import spec_of
 from loka.kernels.gemm import scaled_mm, scaled_mm_operands
 from loka.kernels.gemm.gemm_kernel import GemmRequest, GemmSizes
-from loka.kernels.gemm.library import FP8_CAPABILITY, unsupported_device
+from loka.kernels.gemm.library import FP8_CAPABILITY, has_fp8, unsupported_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,9 @@ class ScaledMM:
 
     def unavailable_reason(self) -> str | None:
         """Without an FP8 GPU no kernel is available, although the operator still runs its slow reference."""
-        refusal = unsupported_device(FP8_CAPABILITY)
-        return None if refusal is None else f"{refusal}; its reference runs"
+        if any(map(has_fp8, range(torch.cuda.device_count()))):
+            return None
+        return f"{unsupported_device(FP8_CAPABILITY)}; its reference runs"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from loka.devices.targets import GPUS, means
+from loka.devices.targets import GPUS, spec_of
 from loka.errors import InputError
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
@@ -59,7 +59,7 @@ class Versions:
 
     def is_of(self, target: str) -> bool:
         """True if a target of policies ("h100") includes this device. A MIG slice of a GPU is another device."""
-        return means(target, self.device)
+        return spec_of(target).is_named(self.device)
 
     def differences(self, here: Versions) -> tuple[str, ...]:
         """A line for each field, except the library, in which `here` differs from the measured machine."""

@@ -17,7 +17,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from loka.devices.targets import DEVICES
+from loka.devices.targets import spec_of
 from loka.graph.sites.site import Opaque
 from loka.kernels.measurements.part_bounds import bound_us
 from loka.numerics.enums import Fuse, Gemm
@@ -167,7 +167,7 @@ def coverage_of(plan: Plan) -> Coverage:
 def _opaque_work(plan: Plan, opaque: Opaque, timed: bool) -> float:
     """FLOPs of opaque products in a training step, three products for each as for sites; or the least time, in us."""
     flops = 3.0 * opaque.flops.at(plan.batch_size)
-    return 1e6 * flops / DEVICES[plan.target].flops["bfloat16"] if timed else flops
+    return 1e6 * flops / spec_of(plan.target).flops["bfloat16"] if timed else flops
 
 
 def _opaque_piece(opaque: Opaque, work: float, whole: float, timed: bool) -> Piece:
@@ -278,7 +278,7 @@ def _sizes(plan: Plan, site: SitePlan) -> SiteSizes:
 def _least_us(plan: Plan, site: SitePlan, gemm: GemmPlan) -> float:
     """The least time that the device needs for a GEMM, by its bytes and FLOPs."""
     part = gemm_part(gemm.gemm, _sizes(plan, site), gemm.kernel, gemm.operands, gemm.accumulation)
-    return bound_us(part, DEVICES[plan.target])
+    return bound_us(part, spec_of(plan.target))
 
 
 def _alike(parts: Sequence[_Part]) -> list[list[_Part]]:

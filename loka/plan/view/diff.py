@@ -104,7 +104,7 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
         resized=tuple(b.site.name for a, b in both if _sizes(a, before) != _sizes(b, after)),
         gemms=tuple(change for a, b in both for change in _gemm_changes(a, b)),
         regions=tuple(RegionChange(b.site.name, a.region, b.region) for a, b in both if a.region != b.region),
-        target=(before.target.value, after.target.value),
+        target=(before.target, after.target),
         batch_size=(before.batch_size, after.batch_size),
         share_fp8=(before.share_fp8, after.share_fp8),
         times=tuple(change for a, b in both if (change := _time_change(a, b)) is not None),

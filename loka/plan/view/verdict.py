@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loka.devices.targets import DEVICES
+from loka.devices.targets import spec_of
 from loka.plan.format import EXTRAPOLATED, describe_tuned, format_figure, format_share, format_speedup
 from loka.plan.plan import Plan
 from loka.plan.totals import FEW, Total, format_by_fp8, predicted_step, total_time
@@ -12,7 +12,7 @@ STEP = ("a training step", "compiled BF16", "LoKA without FP8", "LoKA with FP8")
 
 def verdict(plan: Plan) -> str:
     """One sentence: what is gained over compiled BF16, how much of it by FP8, and how much of the model is in FP8."""
-    where = f"{plan.name} for {plan.target.value} at batch size {plan.batch_size}"
+    where = f"{plan.name} for {plan.target} at batch size {plan.batch_size}"
     count, total = sum(site.fp8 for site in plan.sites), total_time(plan)
     fp8 = f"{count} of {len(plan.called)} sites in FP8, {format_share(plan.share_fp8)} of the training GEMM FLOPs"
     if count == 0:
@@ -55,11 +55,14 @@ def step_rows(plan: Plan, total: Total) -> list[tuple[str, ...]]:
 
 def measurements_note(plan: Plan) -> str:
     """That there are no measurements for the plan's target, with what to do; "" if there are, or none are needed."""
-    reference = DEVICES[plan.target].is_reference
+    device = spec_of(plan.target)
+    reference = device.is_reference
     priced = plan.execution is not None and not plan.execution.mode.replays
     if plan.measurements is not None or (reference and not priced):
         return ""
     start = f"execution: {plan.execution.mode.value}: " if plan.execution is not None and priced else ""
     decided = "neither time nor the host decided anything" if start else "time decided nothing"
     advice = "" if reference else "; record them on that device: loka bench kernels --record FILE"
-    return f"{start}no measurements for {plan.target.value} ship or are named, so {decided}{advice}"
+    if device.lacks_measurements and plan.share_fp8:
+        advice += f", and name the file in `measurements:`; FP8 was never run on {device.title} by us"
+    return f"{start}no measurements for {plan.target} ship or are named, so {decided}{advice}"

@@ -8,7 +8,6 @@ from loka.bench.report.loss_curves import KeptRuns
 from loka.bench.report.measured_steps import measured_steps
 from loka.bench.report.page import ROWS, Headline, Origin, Report, Tone, gather
 from loka.devices.spec import Execution
-from loka.devices.targets import TargetDevice
 from loka.plan.evidence import ProfiledSites
 from loka.plan.plan import Plan
 from loka.plan.planner import Planned
@@ -83,7 +82,7 @@ def test_a_measured_step_is_the_headline() -> None:
 
 
 def test_without_times_and_for_the_reference_path() -> None:
-    plan = replace(plan_of_sites(site_plan("a", us=None)), target=TargetDevice.REFERENCE, measurements=None)
+    plan = replace(plan_of_sites(site_plan("a", us=None)), target="reference", measurements=None)
     found = report(plan)
     assert headline(found, "predicted speed-up").value == "not known"
     assert headline(found, "target").value == "reference"

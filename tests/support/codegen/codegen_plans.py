@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 from loka.codegen import render_package
-from loka.devices.targets import TargetDevice
 from loka.graph.expression import Ref, RefKind
 from loka.graph.ir import ForwardIR, Region
 from loka.graph.sites.site import GemmKind, RowCount, Site
@@ -86,7 +85,7 @@ def linear_binding(
 def make_plan(sites: Sequence[SitePlan], bindings: Sequence[PlannedBinding], name: str = "ranker") -> Plan:
     return Plan(
         name=name,
-        target=TargetDevice.REFERENCE,
+        target="reference",
         batch_size=64,
         policy_files=(("policies/ranker.yaml", "ab" * 32),),
         sites=tuple(sites),

@@ -84,9 +84,9 @@ class Remembering(MadeUp):
         self.parts[part] = None
         return super().time(part)
 
-    def record(self, path: Path) -> None:
+    def record(self, path: Path, machine: Versions = HOPPER) -> None:
         """Write down the time of every part that was asked for, as if it had been measured."""
-        with Recording(path, HOPPER) as recording:
+        with Recording(path, machine) as recording:
             for part in list(self.parts):
                 timed = self.time(part)
                 if timed is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from loka.devices.targets import TargetDevice
 from loka.graph.sites.site import GemmKind, RowCount, Site
 from loka.kernels.measurements.parts import PartKind, TimeSource
 from loka.numerics.enums import Accumulation, Format, Gemm
@@ -81,7 +80,7 @@ def plan_of_sites(*sites: SitePlan, interactions: tuple[InteractionPlan, ...] = 
     """A plan of these sites, for an H100."""
     return Plan(
         name="shop",
-        target=TargetDevice.H100,
+        target="h100",
         batch_size=64,
         policy_files=(("shop.yaml", "ab" * 32),),
         sites=sites,
