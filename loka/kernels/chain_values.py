@@ -32,7 +32,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 _OF_BATCH_NORM = ("norm_shift", "norm_scale", "norm_rstd")
-_READ_AGAIN = ("x", "y", "sum", "mean", "rstd", "bias", "norm_weight", "norm_bias", "mask", *_OF_BATCH_NORM)
+_READ_AGAIN = ("x", "y", "sum", "out", "mean", "rstd", "bias", "norm_weight", "norm_bias", "mask", *_OF_BATCH_NORM)
 _OF_INPUT = ("x_fp8", "x_fp8_t", "x_scale", "x_scale_max", "x_plain")
 
 

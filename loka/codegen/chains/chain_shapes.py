@@ -108,6 +108,11 @@ class StageShape:
         """True if a kernel processes the product; it then adds the linear's bias too."""
         return self.bent or self.summed
 
+    @property
+    def by_result(self) -> bool:
+        """True if its result tells the gradient: that of a relu is zero where the result is."""
+        return self.activation == "relu" and self.after is None and not self.summed and self.multiplier is None
+
 
 @dataclass(frozen=True, slots=True)
 class ChainShape:

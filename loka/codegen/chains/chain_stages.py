@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from loka.codegen.chains import chain_shapes as shapes
 from loka.codegen.chains.chain_shapes import ChainShape, StageShape
@@ -11,7 +11,7 @@ from loka.codegen.chains.static_operands import both_copies, gradient_kernel, in
 from loka.codegen.modules.gemm_calls import GemmRecipe, operator_name
 from loka.kernels.chain_values import Chain, Launch, ScaledGemm, Stage, StageGemms
 from loka.kernels.fused.matrix_kernels import LARGEST_COUNT, Products, Reduce, RequantizeTranspose, Transpose
-from loka.kernels.fused.norm.norm_spec import NormForward
+from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.quantize_weights import QuantizeWeights, grouped
 from loka.kernels.fused.rendering import AnySpec
 from loka.kernels.gemm.m_buckets import table_text
@@ -217,6 +217,8 @@ class ChainStages:
         if spec is None:
             return None
         x = "grad" if "grad" not in spec.parameters else "sum" if stage.summed else "y"
+        if stage.by_result and index == len(shape.stages) - 1 and isinstance(spec, NormBackward):
+            spec, x = replace(spec, summed=True), "out"  # whoever reads the result keeps it too
         columns = stage.after is not None and stage.after.over_columns
         own = _OF_BATCH_NORM | _BATCH_NORM_MEANS if columns else {}
         return self._kernel(spec, {**_GRADIENT, **own, "x": x}, {**_GRADIENT_RESULTS, **operand("dy")})

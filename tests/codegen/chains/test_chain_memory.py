@@ -107,3 +107,20 @@ def test_a_chain_that_is_computed_again_has_the_same_gradients(make: Make) -> No
         again = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
         for one, other in zip(expected, torch.autograd.grad(again.sum(), leaves), strict=True):
             assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("recipe", [chains.CHAIN, chains.AS_IS], ids=["fp8", "plain"])
+def test_a_relu_at_the_end_leaves_its_result_alone_to_backward(make: Make, recipe: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(48, 96), nn.LayerNorm(96), nn.SiLU(), nn.Linear(96, 224), nn.ReLU())
+    model = chains.Holder(body)
+    x = torch.randn(8, 48, requires_grad=True)
+    saved: list[Tensor] = []
+    with make(body, recipe).apply(model):
+        with torch.autograd.graph.saved_tensors_hooks(lambda each: saved.append(each) or each, lambda each: each):
+            y = model(x)
+        y.sum().backward()
+    of_result = [each for each in saved if each.shape == y.shape]
+    assert len(of_result) == 1
+    assert torch.equal(of_result[0], y)
+    assert torch.equal(model.body[3].bias.grad, (y > 0).sum(0).float())
