@@ -93,3 +93,9 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """For what looks at what is left when Python ends."""
     gc.unfreeze()
+
+
+@pytest.fixture
+def triton_cache(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Triton compiles is kept in build/, by its text and by Triton's own, for the other tests and the next run."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(pytestconfig.rootpath / "build" / "triton"))

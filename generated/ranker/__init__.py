@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "4dd3140e716050cc8fe5ddf36a6b95f4fd575ef5e41a132242e45aa2b5b437a6"
+STAMP = "fbe70ae067df93b2dec29dd84a28eee625b90b6746b9531c0c11e51ca7d291e0"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -18,9 +18,9 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "4dd3140e716050cc8fe5ddf36a6b95f4fd575ef5e41a132242e45aa2b5b437a6"
+STAMP = "fbe70ae067df93b2dec29dd84a28eee625b90b6746b9531c0c11e51ca7d291e0"
 
-kernel = operators.of_package(__package__, "b4fd0cda")
+kernel = operators.of_package(__package__, "e70b9401")
 
 # Gradient of addition -> e4m3 with one power-of-two scale a row.
 # grad -> values, scale, scale_max, dadd

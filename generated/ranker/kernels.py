@@ -27,7 +27,7 @@ from loka.kernels.chain_values import Chain, Launch, ScaledGemm, Stage, StageGem
 
 from . import fused
 
-STAMP = "4dd3140e716050cc8fe5ddf36a6b95f4fd575ef5e41a132242e45aa2b5b437a6"
+STAMP = "fbe70ae067df93b2dec29dd84a28eee625b90b6746b9531c0c11e51ca7d291e0"
 
 
 def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "4dd3140e716050cc8fe5ddf36a6b95f4fd575ef5e41a132242e45aa2b5b437a6"
+STAMP = "fbe70ae067df93b2dec29dd84a28eee625b90b6746b9531c0c11e51ca7d291e0"
 
 
 @triton.jit
@@ -262,10 +262,11 @@ def scaled(x, factor, POWER_OF_TWO: tl.constexpr):
 
 @triton.jit
 def power_of_two_scale(amax, LIMIT: tl.constexpr):
-    """The smallest power of two that is not below amax / LIMIT, and its reciprocal: 448 is 1.75 * 2**8, and 57344 is
-    1.75 * 2**15."""
-    exponent: tl.constexpr = 0x04000000 if LIMIT == 448.0 else 0x07800000
-    bits = ((amax.to(tl.int32, bitcast=True) + 0x1FFFFF) & 0x7F800000) - exponent
+    """The smallest power of two that is not below amax / LIMIT, and its reciprocal: 448 is 1.75 * 2**8, 57344 is 1.75 *
+    2**15, and e4m3fnuz's 240 is 1.875 * 2**7."""
+    exponent: tl.constexpr = 0x04000000 if LIMIT == 448.0 else 0x03800000 if LIMIT == 240.0 else 0x07800000
+    rounded_up: tl.constexpr = 0x0FFFFF if LIMIT == 240.0 else 0x1FFFFF
+    bits = ((amax.to(tl.int32, bitcast=True) + rounded_up) & 0x7F800000) - exponent
     return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
 
 
@@ -310,7 +311,7 @@ def rows_of_part(part_ptr, sample, place, columns, mask, n, WIDTH: tl.constexpr)
 @triton.jit
 def quantize_rows(
     program, programs, x_ptr, values_ptr, scale_ptr, scale_max_ptr, x_stride, m, k, WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """One program's rows of x (m, k), written to values (m, COLUMNS) in e4m3, with zeros behind them."""
     columns = tl.arange(0, PADDED)
@@ -327,9 +328,9 @@ def quantize_rows(
         # Non-finite values are ignored when the scale is computed, and become NaN.
         nan = nan_unless_finite(x)
         amax = tl.maximum(tl.max(tl.abs(x) + nan, 1), 7.888609052210118e-31)  # 2**-100
-        scale, reciprocal = power_of_two_scale(amax, 448.0)
+        scale, reciprocal = power_of_two_scale(amax, LIMIT)
         values = x * reciprocal[:, None] - nan
-        tl.store(values_ptr + start * COLUMNS + columns, values.to(tl.float8e4nv), mask=written)
+        tl.store(values_ptr + start * COLUMNS + columns, values.to(values_ptr.dtype.element_ty), mask=written)
         tl.store(scale_ptr + row, scale)
         scale_max = tl.maximum(scale_max, tl.max(scale, 0))
     tl.store(scale_max_ptr + program, scale_max)
@@ -373,7 +374,7 @@ def requantize_transpose_tile(
     mask = (row < m)[:, None] & (column < n)[None, :]
     values = tl.load(values_ptr + row[:, None].to(tl.int64) * n + column[None, :], mask=mask, other=0.0)
     ratio = tl.load(scale_ptr + row, mask=row < m, other=0.0) * reciprocal
-    transposed = tl.trans((values.to(tl.float32) * ratio[:, None]).to(tl.float8e4nv))
+    transposed = tl.trans((values.to(tl.float32) * ratio[:, None]).to(transposed_ptr.dtype.element_ty))
     # Behind the last row come zeros, up to m_t.
     written = (column < n)[:, None] & (row < m_t)[None, :]
     tl.store(transposed_ptr + column[:, None].to(tl.int64) * m_t + row[None, :], transposed, mask=written)
@@ -673,7 +674,7 @@ def quantize_weights(
     scale_max_2_ptr, stride_2, m_2, k_2, programs_2, WIDTH_0: tl.constexpr, COLUMNS_0: tl.constexpr,
     PADDED_0: tl.constexpr, ROWS_0: tl.constexpr, WIDTH_1: tl.constexpr, COLUMNS_1: tl.constexpr,
     PADDED_1: tl.constexpr, ROWS_1: tl.constexpr, WIDTH_2: tl.constexpr, COLUMNS_2: tl.constexpr,
-    PADDED_2: tl.constexpr, ROWS_2: tl.constexpr,
+    PADDED_2: tl.constexpr, ROWS_2: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """Up to 3 weights (m, k) to e4m3 with one power-of-two scale a row. Pointers to no weight are None."""
     program = tl.program_id(0)
@@ -681,21 +682,21 @@ def quantize_weights(
         if program >= 0 and program < programs_0:
             quantize_rows(
                 program, programs_0, weight_0_ptr, values_0_ptr, scale_0_ptr, scale_max_0_ptr, stride_0, m_0, k_0,
-                WIDTH_0, COLUMNS_0, PADDED_0, ROWS_0,
+                WIDTH_0, COLUMNS_0, PADDED_0, ROWS_0, LIMIT,
             )  # fmt: skip
         program -= programs_0
     if weight_1_ptr is not None:
         if program >= 0 and program < programs_1:
             quantize_rows(
                 program, programs_1, weight_1_ptr, values_1_ptr, scale_1_ptr, scale_max_1_ptr, stride_1, m_1, k_1,
-                WIDTH_1, COLUMNS_1, PADDED_1, ROWS_1,
+                WIDTH_1, COLUMNS_1, PADDED_1, ROWS_1, LIMIT,
             )  # fmt: skip
         program -= programs_1
     if weight_2_ptr is not None:
         if program >= 0 and program < programs_2:
             quantize_rows(
                 program, programs_2, weight_2_ptr, values_2_ptr, scale_2_ptr, scale_max_2_ptr, stride_2, m_2, k_2,
-                WIDTH_2, COLUMNS_2, PADDED_2, ROWS_2,
+                WIDTH_2, COLUMNS_2, PADDED_2, ROWS_2, LIMIT,
             )  # fmt: skip
         program -= programs_2
 

@@ -63,7 +63,11 @@ def test_what_cannot_be_measured_leaves_with_2_and_writes_nothing(
 
 @pytest.mark.parametrize(
     ("capability", "triton", "message"),
-    [((8, 0), "3.6", "an older one has compute capability 8.0"), ((9, 0), None, "Triton is not installed")],
+    [
+        ((8, 0), "3.6", "an older one has compute capability 8.0"),
+        ((9, 0), None, "Triton is not installed"),
+        ((12, 0), "3.6", "GeForce RTX and RTX PRO GPUs of compute capability 12.0 are no target: missing are"),
+    ],
 )
 def test_a_machine_that_cannot_run_the_kernels_is_told_so(
     loka: Callable[..., Any],

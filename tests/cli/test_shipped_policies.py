@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from loka.cli.verbs.schema import schema_text
+from loka.codegen import package_text
+from loka.codegen.package_text import render_package
+from loka.devices.targets import spec_of
+from loka.kernels.fused.interaction.dot import DotSpec
+from loka.kernels.fused.interaction.fm import FmBackward, FmForward
+from loka.kernels.fused.matrix_kernels import CastTranspose, RequantizeTranspose
+from loka.kernels.fused.quantization import Quantization
 from loka.mods.mod_settings import MOD_SCHEMAS
 from loka.numerics.enums import Gemm
 from loka.plan.plan import Plan
@@ -17,6 +27,7 @@ from loka.plan.planner import make_plan
 from loka.plan.totals import total_time
 from loka.probe.profile.profile import Profile, Verdict
 from loka.probe.profile.profile_file import load
+from tests.support.kernels.rendered_cases import write_package
 
 FOLDER = Path(__file__).parents[2] / "policies"
 POLICIES = sorted(path.name for path in FOLDER.glob("*.yaml"))
@@ -112,6 +123,57 @@ OF_ITS_OWN = {
     "small_ranker.yaml": the_norms_and_activations_of_its_layers_are_fused,
     "wukong_mods.yaml": the_papers_mods_change_all_but_the_last_bias,
 }
+
+
+@cache
+def kernels_of_all() -> tuple[Any, ...]:
+    """Of each operator of the policies' packages the spec of the widest rows, and one that transposes as it casts."""
+    specs: dict[str, Any] = {}
+    for name in POLICIES:
+        with patch.object(package_text, "render_all", wraps=package_text.render_all) as rendered:
+            render_package(planned(name))
+        for spec in rendered.call_args.args[0]:
+            widest = specs.setdefault(spec.function, spec)
+            if getattr(spec, "width", 0) > getattr(widest, "width", 0):
+                specs[spec.function] = spec
+    return *specs.values(), CastTranspose(Quantization("static"))
+
+
+ARCHITECTURES = {
+    "sm_90a": spec_of("h100"),
+    "sm_100a": spec_of("b200"),
+    "sm_103a": replace(spec_of("b200"), triton=("cuda", 103, 32)),
+    "gfx942": spec_of("mi300x"),  # its FP8 is e4m3fnuz, which no plan takes: the kernels are ready for it
+    "gfx950": spec_of("mi350x"),
+}
+CONVERTS = {"cuda": r"cvt\.rn\.satfinite\.e4m3x2\.f32", "hip": r"v_cvt_(scalef32_)?(pk|sr)_fp8_f32"}
+MULTIPLIES = {"cuda": r"(wgmma\.mma_async|mma\.sync|tcgen05\.mma)\S*", "hip": r"v_mfma_\S*"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("triton_cache")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_compile_for_each_architecture(architecture: str, tmp_path: Path) -> None:
+    """What quantizes converts to FP8; interactions multiply 16 bits; FP8 is multiplied by torch's scaled_mm alone."""
+    pytest.importorskip("triton", reason="Triton compiles kernels; this platform has none")
+    from tests.support.kernels.sm90 import launches
+
+    device = ARCHITECTURES[architecture]
+    package = write_package(tmp_path / f"shipped_for_{architecture}", kernels_of_all(), device=device)
+    for spec in kernels_of_all():
+        texts = []
+        for launch in launches(package, spec):
+            binary = launch.compiled(device=device)
+            assert binary.metadata.shared <= device.shared_bytes, spec.function
+            texts.append(binary.asm["ptx" if device.triton[0] == "cuda" else "amdgcn"])
+            # LLVM goes on without instructions of NVIDIA's that it cannot assemble for AMD.
+            assert device.triton[0] == "cuda" or "inline_asm" not in binary.asm["ttir"], spec.function
+        text = "\n".join(texts)
+        quantizes = isinstance(spec, RequantizeTranspose) or not {"values", "values_0"}.isdisjoint(spec.results)
+        assert bool(re.search(CONVERTS[device.triton[0]], text)) == quantizes, spec.function
+        products = {match[0] for match in re.finditer(MULTIPLIES[device.triton[0]], text)}
+        assert bool(products) == isinstance(spec, FmForward | FmBackward | DotSpec), spec.function
+        assert all("bf16" in each or "kind::f16" in each for each in products), products
 
 
 @pytest.mark.slow

@@ -109,9 +109,3 @@ def numbers() -> Iterator[int]:
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """New memory is full of NaN, so that what a kernel leaves unwritten shows."""
     monkeypatch.setattr(Tensor, "new_empty", poisoned(Tensor.new_empty))
-
-
-@pytest.fixture
-def triton_cache(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Triton compiles is kept in build/, by its text and by Triton's own, for the other tests and the next run."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(pytestconfig.rootpath / "build" / "triton"))

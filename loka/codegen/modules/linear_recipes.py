@@ -12,7 +12,7 @@ from loka.codegen.layout import call
 from loka.codegen.modules.gemm_calls import GemmRecipe, gemm_call, kernel_label, kernel_suffix
 from loka.codegen.names import Names, wrapped
 from loka.errors import LokaError
-from loka.numerics.enums import OPERANDS, Accumulation, Format, Gemm, Operand
+from loka.numerics.enums import OPERANDS, Accumulation, Gemm, Operand
 from loka.numerics.quantize import FORMATS, static_scale
 from loka.numerics.recipe import OperandRecipe, Recipe
 from loka.numerics.scalings import BLOCKS, Block
@@ -49,7 +49,6 @@ class LinearView:
     wgrad: tuple[str, ...]
 
 
-_DTYPE = {Format.E4M3: "torch.float8_e4m3fn", Format.E5M2: "torch.float8_e5m2"}
 _VARIABLE = {Operand.INPUT: "x", Operand.WEIGHT: "weight", Operand.GRAD_OUTPUT: "dy"}
 # Each operand as a GEMM reads it, with the contracted dimension last (docs/kernels.md).
 _VIEW = {
@@ -259,7 +258,7 @@ class Recipes:
             QuantizerView(
                 name,
                 recipe.format.value,
-                _DTYPE[recipe.format],
+                str(FORMATS[recipe.format].dtype),
                 repr(FORMATS[recipe.format].max),
                 BLOCKS[recipe.scaling],
                 recipe.power_of_two,

@@ -28,8 +28,10 @@ def launch(
 
     Where AOTAutograd traces, the launch becomes a node of its graph. Otherwise the compiled kernel is remembered for
     each set of what Triton specialises on (dtypes, alignment, divisibility), and later launches skip Triton's own
-    binding of arguments, which costs the host more than the launch.
+    binding of arguments, which costs the host more than the launch. `num_warps` are of 32 threads; AMD's have 64.
     """
+    if torch.version.hip is not None:
+        num_warps = max(1, num_warps // 2)
     if decomposition.is_traced(arguments[0]):
         decomposition.launch(kernel, grid, *arguments, *constants, num_warps=num_warps)
         return

@@ -22,6 +22,7 @@ from loka.kernels.fused.matrix_kernels import CastTranspose, Products, ProductsL
 from loka.kernels.fused.norm import norm_reference
 from loka.kernels.fused.norm.norm_operator import quantized
 from loka.kernels.fused.operators import KernelOperator, SpecOperator
+from loka.kernels.fused.quantization import ROWWISE
 from loka.numerics.quantize import FORMATS
 
 
@@ -144,7 +145,7 @@ class QuantizeWeightsOperator(KernelOperator):
         results = []
         for weight, (_, columns, _, rows) in zip(weights, blocks, strict=True):
             m, programs = weight.shape[0], operators.programs(weight, rows, most)
-            values = weight.new_empty((m, columns), dtype=torch.float8_e4m3fn)
+            values = weight.new_empty((m, columns), dtype=FORMATS[ROWWISE.format].dtype)
             scale = weight.new_empty((m, 1), dtype=torch.float32)
             results += [values, scale, weight.new_empty((programs,), dtype=torch.float32)]
         return results
@@ -161,7 +162,7 @@ class QuantizeWeightsOperator(KernelOperator):
                 programs += scale_max.shape[0]
             flat = _with_none(given, self.count, tensors=4)
             missing = [(1, 1, 1, 1)] * (self.count - len(group))
-            constants = tuple(chain.from_iterable([*sizes, *missing]))
+            constants = (*chain.from_iterable([*sizes, *missing]), ROWWISE.limit)
             launch(kernels.quantize_weights, (programs,), *flat, constants=constants, num_warps=warps)
 
     def reference(self, weights: Sequence[Tensor]) -> list[Tensor]:

@@ -90,6 +90,7 @@ class Rendered:
     operator: KernelOperator
     title: str  # what it computes, in a phrase
     maxima_chunk: int  # maxima that a kernel reads at a step
+    backend: str  # of Triton: "cuda" or "hip"
 
     @property
     def function(self) -> str:
@@ -167,7 +168,7 @@ def _rendered(group: Sequence[AnySpec], launched: AnyConfiguration | None, devic
             title = concat_norm_title(first)
         case DotSpec():
             operator, title = DotOperator(first, chosen(dot_configuration(first, device))), dot_title(first)
-    return Rendered(tuple(group), operator, title, launches.maxima_chunk)
+    return Rendered(tuple(group), operator, title, launches.maxima_chunk, device.triton[0])
 
 
 def _alike(group: Sequence[AnySpec]) -> list[NormForward | NormBackward]:
@@ -228,6 +229,7 @@ def kernel_texts(kernels: Sequence[Rendered], templates: Templates) -> list[str]
         "activations": {each: name_and_constants(each) for each in activations},
         "gates": [name for name in GATES if name in activations],
         "scalings": [scaling for scaling in (None, *SCALINGS) if scaling in scalings],
+        "backend": next((it.backend for it in kernels), ""),
         "maxima_chunk": max((it.maxima_chunk for it in kernels), default=0),
     }
     counts: dict[str, int] = {}

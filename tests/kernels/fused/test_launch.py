@@ -57,6 +57,13 @@ def kernel() -> Kernel:
     return Kernel()
 
 
+def test_amds_warps_have_twice_the_threads(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    for warps in (1, 8):
+        launching.launch(kernel, (2,), torch.ones(3), num_warps=warps)
+    assert [options["num_warps"] for options in kernel.compiled] == [1, 4]
+
+
 def numbers(kernel: Kernel) -> list[int]:
     return [number for number, _ in kernel.launched]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from loka.errors import InputError
-from loka.kernels.gemm.library import Library, loaded_operator, release
+from loka.kernels.gemm.library import Library, has_fp8, loaded_operator, release
 
 GEARS = Library(
     name="Gears",
@@ -53,6 +53,18 @@ def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     yield make
     for name in [name for name in sys.modules if name.partition(".")[0].startswith("gears")]:
         del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "has"), [("AMD Instinct MI350X", True), ("AMD Instinct MI300X", False), ("AMD Instinct MI250X", False)]
+)
+def test_of_amds_gpus_those_with_ocps_fp8_have_it(name: str, has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On others the reference runs, slow and right: an e4m3 that is read as e4m3fnuz has half its value."""
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: name)
+    has_fp8.cache_clear()
+    assert has_fp8(0) is has
+    has_fp8.cache_clear()
 
 
 def test_what_is_not_installed_says_how_to_install_it() -> None:

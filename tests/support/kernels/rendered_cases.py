@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from loka.devices.spec import RowLaunch
+from loka.devices.spec import DeviceSpec, RowLaunch
+from loka.devices.targets import DEFAULT
 from loka.kernels.fused.kernel_values import LARGEST_HELD
 from loka.kernels.fused.launching import launch
 from loka.kernels.fused.matrix_kernels import Reduce, RequantizeTranspose, Transpose
@@ -110,10 +111,12 @@ def as_taken(spec: Any, arguments: Sequence[object]) -> tuple[Any, ...]:
     return tuple(arguments)
 
 
-def write_package(folder: Path, specs: Sequence[Spec], launched: RowLaunch | None = None) -> Package:
+def write_package(
+    folder: Path, specs: Sequence[Spec], launched: RowLaunch | None = None, device: DeviceSpec = DEFAULT
+) -> Package:
     """Render `specs` into a package in `folder`, whose last part names it, and import that."""
     templates = load_templates()
-    kernels = render_all(specs, launched)
+    kernels = render_all(specs, launched, device)
     folder.mkdir(parents=True)
     for name, text in {**render_files(kernels, templates, "a test"), "__init__.py": ""}.items():
         (folder / name).write_text(text)

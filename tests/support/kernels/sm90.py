@@ -1,4 +1,4 @@
-"""Rendered kernels compiled for sm_90 without a GPU. Importing this skips the test where there is no Triton."""
+"""Rendered kernels compiled without a GPU, for sm_90 or another. Importing this skips the test without Triton."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from loka.devices.spec import OCP, DeviceSpec
+from loka.devices.targets import DEFAULT
 from loka.kernels.fused.launching import listed
 from loka.numerics.enums import Format
 from tests.support.kernels.rendered_cases import Package, as_taken
@@ -29,6 +31,8 @@ _TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float8_e4m3fn: "fp8e4nv",
     torch.float8_e5m2: "fp8e5", torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8",
 }  # fmt: skip
+_FNUZ = {torch.float8_e4m3fn: "fp8e4b8", torch.float8_e5m2: "fp8e5b16"}  # what stands for these on other devices
+_FNUZ_LIMITS = {448.0: 240.0}
 
 
 @dataclass(frozen=True)
@@ -39,15 +43,20 @@ class Launch:
     given: Mapping[str, object]  # tensors, None for those that are not there, integers, constants
     warps: int
 
-    def compiled(self, aligned: bool = True, odd: str = "") -> Any:
+    def compiled(self, aligned: bool = True, odd: str = "", device: DeviceSpec = DEFAULT) -> Any:
         """The kernel, compiled; arguments are divisible by 16 if `aligned`, except the one that is called `odd`."""
-        constants = {n: v for n, v in self.given.items() if v is None or n.isupper() or re.fullmatch(r"[A-Z_]+_\d", n)}
-        types = {n: f"*{_TYPES[v.dtype]}" if isinstance(v, Tensor) else "i32" for n, v in self.given.items()}
+        given, elements = dict(self.given), _TYPES
+        if device.scaled_mm.e4m3 != OCP:
+            elements = _TYPES | _FNUZ
+            given |= {"LIMIT": _FNUZ_LIMITS.get(given["LIMIT"], given["LIMIT"])} if "LIMIT" in given else {}
+        constants = {n: v for n, v in given.items() if v is None or n.isupper() or re.fullmatch(r"[A-Z_]+_\d", n)}
+        types = {n: f"*{elements[v.dtype]}" if isinstance(v, Tensor) else "i32" for n, v in given.items()}
         known = types | dict.fromkeys(constants, "constexpr")
         places = [i for i, name in enumerate(types) if aligned and name != odd and name not in constants]
         attributes = {(place,): [["tt.divisibility", 16]] for place in places}
         source = ASTSource(fn=self.kernel, signature=known, constexprs=constants, attrs=attributes)
-        return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": self.warps})
+        warps = max(1, self.warps * 32 // device.triton[2])  # as `launch` does it
+        return triton.compile(source, target=GPUTarget(*device.triton), options={"num_warps": warps})
 
 
 def launches(package: Package, spec: Any, element: str = "bf16", **others: str) -> list[Launch]:
