@@ -125,10 +125,10 @@ def check_not_own(path: str, own: Iterable[str | os.PathLike[str]]) -> None:
 LINE_EVERY = 10.0  # seconds between plain lines
 
 
-def announce_plan(policy: str) -> None:
-    """Say on a terminal, before anything slow is imported, what takes a few seconds now."""
+def announce(what: str) -> None:
+    """Say on a terminal, before anything slow is imported, what takes a few seconds now: `planning my.yaml`."""
     if sys.stderr.isatty():
-        print(f"planning {printable(policy)} ...", file=sys.stderr, flush=True)
+        print(f"{printable(what)} ...", file=sys.stderr, flush=True)
 
 
 class Shown:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from loka.cli.output import note
-from loka.errors import CheckFailedError, InputError, LokaError
+from loka.errors import CheckFailedError, Code, InputError, LokaError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -87,7 +87,7 @@ def fresh_package(plan: Plan, policy: str) -> ModuleType:
     if differences:
         state = "is not generated yet" if not folder.is_dir() else "is not what the policy says now"
         details = "".join(f"\n  {difference}" for difference in differences) if folder.is_dir() else ""
-        raise CheckFailedError(f"{folder} {state}; run: loka generate {policy}{details}")
+        raise CheckFailedError(f"{folder} {state}; run: loka generate {policy}{details}", Code.STALE)
     return load_package(plan.name)
 
 

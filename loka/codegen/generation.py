@@ -11,7 +11,7 @@ from pathlib import Path
 
 from loka.codegen.package_folder import file_hash, recorded_outputs, write_package
 from loka.codegen.package_text import MANIFEST, render_package, text_hash
-from loka.errors import CheckFailedError, InputError
+from loka.errors import CheckFailedError, Code, InputError
 from loka.paths import path_argument
 from loka.plan.evidence import OutdatedProfileError
 from loka.plan.plan import Plan
@@ -142,7 +142,7 @@ def generate(
         plan = planned(policy).plan
     except OutdatedProfileError as error:
         if check:  # the model changed, and so would the package
-            raise CheckFailedError(str(error)) from error
+            raise CheckFailedError(str(error), error.code) from error
         raise
     files = render_package(plan)
     folder = default_folder(plan.name) if out is None else Path(out)
@@ -151,7 +151,7 @@ def generate(
         return GeneratedPackage(plan, folder, written.written, written.removed)
     differences = check_package(files, folder)
     if differences:
-        raise CheckFailedError("\n".join(f"{folder}/{difference}" for difference in differences))
+        raise CheckFailedError("\n".join(f"{folder}/{difference}" for difference in differences), Code.STALE)
     return GeneratedPackage(plan, folder)
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loka.codegen.package_text import MANIFEST, text_hash
-from loka.errors import InputError
+from loka.errors import Code, InputError
 from loka.paths import open_plain, sync_folder
 
 JOURNAL = ".loka-journal.json"
@@ -95,7 +95,8 @@ def _write(files: Mapping[str, str], folder: Path, force: bool) -> WrittenPackag
     if edited and not force:
         raise InputError(
             f"{folder}: edited since it was generated, or not written by LoKA: {', '.join(edited)}; change the policy "
-            "instead, move the files away, or overwrite them with --force"
+            "instead, move the files away, or overwrite them with --force",
+            Code.PACKAGE,
         )
     _remove_cache(folder)
     order = [*sorted(name for name in files if name != MANIFEST), MANIFEST]

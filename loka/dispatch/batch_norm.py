@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.dispatch.chain_stages import Values, launch
-from loka.errors import InputError
+from loka.errors import Code, InputError
 from loka.kernels.chain_values import Launch
 
 
@@ -65,7 +65,9 @@ def counted(modules: Sequence[nn.BatchNorm1d], rows: int) -> list[nn.BatchNorm1d
     for module in in_training:
         cast(Tensor, module.num_batches_tracked).add_(1)
         if rows == 1:
-            raise InputError("a BatchNorm in training needs more than one row: its statistics are those of the batch")
+            raise InputError(
+                "a BatchNorm in training needs more than one row: its statistics are those of the batch", Code.CALL
+            )
     return in_training
 
 

@@ -31,7 +31,7 @@ from loka.dispatch.chain_stages import (
 )
 from loka.dispatch.runtime import Weight, is_empty, output_dtype, saved_tensors, without_rows
 from loka.dispatch.shard.gathered_weight import GatheredWeight
-from loka.errors import InputError
+from loka.errors import Code, InputError
 from loka.kernels.chain_values import Chain, Stage
 
 CounterIds = tuple[int, ...]  # of the fprop of each FP8 linear
@@ -65,7 +65,9 @@ def run(
     norms = [part for part in parts if isinstance(part, nn.BatchNorm1d)]
     modes = tuple([mode_of(part) for part in parts if isinstance(part, nn.Module)])
     if norms and x.dim() != 2:
-        raise InputError(f"a BatchNorm of a chain takes rows (M, {chain.k}), and its input is {tuple(x.shape)}")
+        raise InputError(
+            f"a BatchNorm of a chain takes rows (M, {chain.k}), and its input is {tuple(x.shape)}", Code.CALL
+        )
     tensors: list[Tensor] = [each for part in parts for each in _tensors(part)]
     dtype = output_dtype(x, *(() if frozen else weights))
     if is_empty(x):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from loka.errors import InputError
+from loka.errors import Code, InputError
 from loka.graph.source import has_hooks, has_running
 
 Module = nn.BatchNorm1d | nn.Dropout
@@ -29,7 +29,8 @@ def mode_of(module: nn.Module) -> Mode:
             return module.training, module.eps
     raise InputError(
         "a generated forward computes an nn.Dropout, or an nn.BatchNorm1d with running statistics, without hooks, and "
-        f"found {module!r}: {_AGAIN}"
+        f"found {module!r}: {_AGAIN}",
+        Code.CALL,
     )
 
 
@@ -50,5 +51,5 @@ def mask_of(y: Tensor, training: bool, p: float, planned: float) -> Tensor | Non
     if not training:
         return None
     if p != planned:
-        raise InputError(f"a dropout of p = {planned} was planned, and it is {p} now: {_AGAIN}")
+        raise InputError(f"a dropout of p = {planned} was planned, and it is {p} now: {_AGAIN}", Code.CALL)
     return torch.empty(y.shape, dtype=torch.uint8, device=y.device).bernoulli_(1.0 - p)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loka.errors import CheckFailedError, InputError
+from loka.errors import CheckFailedError, Code, InputError, LokaError
 
 SHOWN = 20  # most reasons printed in one message; the rest are counted
 NAMED = 3  # most names printed for a reason
@@ -22,13 +22,13 @@ class NewModelWarning(LokaWarning):
     """Mods have changed modules of a model: the result is another model, which has to be trained."""
 
 
-class _ProblemsError(Exception):
-    """An error that lists all problems found, one line each."""
+class _ProblemsError(LokaError):
+    """An error that lists all problems found, one line for each reason."""
 
-    def __init__(self, headline: str, problems: Sequence[str] = ()) -> None:
+    def __init__(self, headline: str, code: Code | None = None, problems: Sequence[str] = ()) -> None:
         self.headline = headline
         self.problems = tuple(problems)
-        super().__init__(listed(headline, self.problems))
+        super().__init__(listed(headline, self.problems), code)
 
 
 class BindError(InputError, _ProblemsError):
@@ -53,7 +53,7 @@ class NonFiniteError(CheckFailedError):
     def __init__(self, message: str, site: str, gemm: str) -> None:
         self.site = site
         self.gemm = gemm
-        super().__init__(message)
+        super().__init__(message, Code.NOT_FINITE)
 
 
 def listed(headline: str, problems: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from torch.nn.modules import module as torch_modules
 
 from loka.dispatch.bind.bound import Bound
 from loka.dispatch.dispatch_errors import BindError
+from loka.errors import Code
 
 # By the id of a module that holds such children, while it lives: their names, each with the bound module.
 _HOLDERS: dict[int, dict[str, weakref.ref[nn.Module]]] = {}
@@ -44,5 +45,6 @@ def _refuse_around(holder: nn.Module, name: str, module: nn.Module | None) -> No
     raise BindError(
         f"{type(module).__name__} cannot be put around {name!r} of a {type(holder).__name__}: its forward is part of a "
         f"generated one ({', '.join(owner.loka.sites)}), which would not call it: remove the patch (patch.remove()) or "
-        "send these sites back (patch.keep) first; or change the model, then generate, then apply"
+        "send these sites back (patch.keep) first; or change the model, then generate, then apply",
+        Code.BOUND_MODULE,
     )

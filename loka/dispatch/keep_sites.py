@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from loka.dispatch.dispatch_errors import BindError
+from loka.errors import Code
 
 _SHOWN = 3  # most names in a hint
 
@@ -22,16 +23,19 @@ def chosen_modules(
     the others.
     """
     if not patterns:
-        raise BindError(f"{package}: {verb} takes the names of sites, or globs over them")
+        raise BindError(f"{package}: {verb} takes the names of sites, or globs over them", Code.ARGUMENT)
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise BindError(
                 f"{package}: {verb} takes names, each as an argument of its own, and {pattern!r} is none; write "
-                f"patch.{verb}(*names) for several in a list"
+                f"patch.{verb}(*names) for several in a list",
+                Code.ARGUMENT,
             )
     for pattern in patterns:
         if not any(fnmatchcase(site, pattern) for site in known):
-            raise BindError(f"{package}: no site of this patch matches {pattern!r} ({_hint(pattern, known)})")
+            raise BindError(
+                f"{package}: no site of this patch matches {pattern!r} ({_hint(pattern, known)})", Code.NO_MATCH
+            )
     found, problems = [], []
     for number, sites in enumerate(modules):
         named = [site for site in sites if any(fnmatchcase(site, pattern) for pattern in patterns)]
@@ -44,7 +48,9 @@ def chosen_modules(
         elif named:
             found.append(number)
     if problems:
-        raise BindError(f"{package}: not all of these sites can go back alone; nothing was changed:", problems)
+        raise BindError(
+            f"{package}: not all of these sites can go back alone; nothing was changed:", Code.SHARED_FORWARD, problems
+        )
     return found
 
 

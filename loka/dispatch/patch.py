@@ -35,6 +35,7 @@ from loka.dispatch.shard.gather import LOST, Gathering, gather_fp8
 from loka.dispatch.shard.ranks import Ranks, require_same
 from loka.dispatch.static_scales import Overflow, clear_overflow_stats, give_back_to_ddp, names_in, overflows
 from loka.dispatch.verification import idle_reason, overflow_advice, uncalled_reason, unplanned_kernels
+from loka.errors import Code
 from loka.kernels import call_counters
 from loka.mods.structure import plain_name
 
@@ -108,9 +109,11 @@ class Patch:
         told = gradients.words(excused)
         if idle:
             problems = changes + told + idle
-            raise VerifyError(f"{self._package}: {missing} of {total} planned FP8 GEMMs did not run:", problems)
+            raise VerifyError(
+                f"{self._package}: {missing} of {total} planned FP8 GEMMs did not run:", Code.NOT_RUN, problems
+            )
         if changes:
-            raise VerifyError(f"{self._package}: the bound model is not as it was bound:", changes)
+            raise VerifyError(f"{self._package}: the bound model is not as it was bound:", Code.CHANGED, changes)
         everything = (*self._modules, *(kept.bound for kept in self._kept))
         warn_without_fp8(self._package, (bound.counters for bound in everything), stacklevel=2)
         if told:
@@ -188,7 +191,10 @@ class Patch:
         self._require_bound("restore")
         back = [kept for kept in self._kept if kept.bound in chosen]
         if lost := [shown(kept.bound.name) for kept in back if not self._is_own(kept)]:
-            raise BindError(f"{self._package}: cannot restore {', '.join(lost)}: replaced or bound anew since `keep`")
+            raise BindError(
+                f"{self._package}: cannot restore {', '.join(lost)}: replaced or bound anew since `keep`",
+                Code.NOT_BOUND,
+            )
         quantized = [frozen(kept.bound_class, kept.bound.module) for kept in back]
         for kept, weights in zip(back, quantized, strict=True):
             bind(kept.bound.module, kept.bound_class, kept.bound.counters, weights, kept.records)
@@ -210,7 +216,9 @@ class Patch:
         entered = [(bound.module, type(bound.module)) for bound in here]
         self._bound_classes |= {id(module): found for module, found in entered if issubclass(found, Bound)}
         if any(derived_class(found).loka_is_frozen for found in self._bound_classes.values()):
-            raise BindError(f"{self._package}: bound with mode='infer', without gradients: apply with mode='train'")
+            raise BindError(
+                f"{self._package}: bound with mode='infer', without gradients: apply with mode='train'", Code.FROZEN
+            )
         before = {number: call_counters.counts(number) for number, _ in self._labels()}
         unbound = [each for each in kept if not each.bound.is_bound]
         try:
@@ -347,13 +355,16 @@ class Patch:
 
     def _require_bound(self, verb: str) -> None:
         if self._removed:
-            raise BindError(f"{self._package}: cannot {verb}: this patch was removed; apply the package again")
+            raise BindError(
+                f"{self._package}: cannot {verb}: this patch was removed; apply the package again", Code.NOT_BOUND
+            )
 
     def _require_own_forwards(self, modules: Iterable[BoundModule]) -> None:
         if gathered := [one.site for bound in modules for one in bound.counters.gathered]:
             raise BindError(
                 f"{self._package}: {few(gathered)}: the weight is gathered in FP8 (gather_fp8), and the module's own "
-                "forward, which `keep` and guards run, needs it in the model's dtype: leave gather_fp8 out"
+                "forward, which `keep` and guards run, needs it in the model's dtype: leave gather_fp8 out",
+                Code.GATHER,
             )
 
     def _chosen(self, verb: str, patterns: Sequence[str], modules: Sequence[BoundModule]) -> tuple[BoundModule, ...]:
@@ -423,7 +434,7 @@ def patch_of(model: nn.Module) -> Patch:
         if isinstance(module, Bound)
     )
     if not modules:
-        raise BindError("no module of this model is bound")
+        raise BindError("no module of this model is bound", Code.NOT_BOUND)
     homes = (derived_class(type(bound.module)).loka_generated.__module__ for bound in modules)
     return Patch(root, ", ".join(dict.fromkeys(home.rpartition(".")[0] for home in homes)), modules)
 

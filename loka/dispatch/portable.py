@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loka.dispatch.dispatch_errors import BindError
+from loka.errors import Code
 from loka.kernels import call_counters
 from loka.kernels.fused import operators
 from loka.kernels.gemm import gemm_operator
@@ -47,7 +48,8 @@ def portable(program: ExportedProgram) -> ExportedProgram:
     if left := sorted({str(operator) for operator in _our_operators(made)}):
         raise BindError(
             f"portable: {', '.join(left)} can only run with LoKA here: bind a package whose plan has other kernels "
-            "(kernel: torch.scaled_mm) and scales (range: dynamic), or deploy with LoKA installed"
+            "(kernel: torch.scaled_mm) and scales (range: dynamic), or deploy with LoKA installed",
+            Code.EXPORT,
         )
     return made
 
@@ -81,7 +83,8 @@ def _rule(operator: torch._ops.OpOverload, counter: int) -> Callable[..., Any]:
         if "table" in names and any(type(size) is not int for size in arguments[0].shape):
             raise BindError(
                 "portable: the plan chooses kernels by the number of rows, which dynamic_shapes leave open; export the "
-                "model with a fixed batch"
+                "model with a fixed batch",
+                Code.EXPORT,
             )
         if place is not None:
             arguments = (*arguments[:place], counter, *arguments[place + 1 :])

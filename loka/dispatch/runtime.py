@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from loka.dispatch.dispatch_errors import DtypeError
-from loka.errors import InputError
+from loka.errors import Code, InputError
 
 Weight = Tensor | tuple[Tensor, Tensor]  # a Parameter; or, frozen, FP8 values and their scales
 
@@ -33,10 +33,11 @@ def output_dtype(x: torch.Tensor, *weights: torch.Tensor) -> torch.dtype:
         if weight.dtype != dtype:
             raise DtypeError(
                 f"an input and a weight must have the same dtype, but got {dtype} and {weight.dtype}: convert one of "
-                "them, or run the model under torch.autocast"
+                "them, or run the model under torch.autocast",
+                Code.CALL,
             )
     if not dtype.is_floating_point:
-        raise DtypeError(f"a linear layer takes floating-point numbers, not {dtype}: convert its input")
+        raise DtypeError(f"a linear layer takes floating-point numbers, not {dtype}: convert its input", Code.CALL)
     return dtype
 
 
@@ -70,21 +71,24 @@ def refuse_unusual(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> None:
     if x.is_nested or x.layout is not torch.strided:
         kind = "nested" if x.is_nested else f"{x.layout}".removeprefix("torch.")
         raise InputError(
-            f"a generated kernel reads dense tensors, and its input is {kind}: give it one tensor of all rows, {_KEEP}"
+            f"a generated kernel reads dense tensors, and its input is {kind}: give it one tensor of all rows, {_KEEP}",
+            Code.CALL,
         )
     for weight in weights:
         if type(weight).__name__ == "DTensor" and type(x).__name__ != "DTensor":  # importing its class takes long
             raise InputError(
                 f"a weight of shape {tuple(weight.shape)} is sharded and its input is not: a module that belongs to a "
                 "generated forward became an FSDP unit of its own after apply (patch.verify() names it): shard the "
-                "module around it instead, or name it under `units` in the policy and generate again"
+                "module around it instead, or name it under `units` in the policy and generate again",
+                Code.CALL,
             )
     if not weights or torch.compiler.is_compiling():
         return
     if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
         raise InputError(
             "generated kernels have no rules for torch.func (vmap, grad, vjp, jvp, jacrev) and forward-mode gradients: "
-            f"use torch.autograd, call patch.remove() before, {_KEEP}"
+            f"use torch.autograd, call patch.remove() before, {_KEEP}",
+            Code.CALL,
         )
 
 
@@ -96,7 +100,8 @@ def without_elements(x: torch.Tensor, width: int, out: int, dtype: torch.dtype) 
     if x.shape[-1:] != (width,):
         raise InputError(
             f"a kernel for rows of {width} elements got an input of shape {tuple(x.shape)}; the model is not the one "
-            "that the package was generated for, generate it again"
+            "that the package was generated for, generate it again",
+            Code.CALL,
         )
     return x.new_zeros((*x.shape[:-1], out), dtype=dtype)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._pytree import tree_leaves, tree_map
 
-from loka.errors import InputError
+from loka.errors import Code, InputError
 from loka.model.callables import (
     call,
     current_directory_importable,
@@ -62,7 +62,7 @@ def build_model(
             (nn.LazyLinear) is run once on the example inputs; also if that fails.
     """
     if batch_size < 1:
-        raise InputError(f"model.batch_size: {batch_size} is not a number of samples; write 1 or more")
+        raise InputError(f"model.batch_size: {batch_size} is not a number of samples; write 1 or more", Code.VALUE)
     with current_directory_importable():
         module = build_module(factory, large) if module is None else module
         examples = example_inputs(module, find_callable(factory, "model.factory")[1], factory, inputs, batches)
@@ -83,15 +83,22 @@ def build_module(factory: str, large: int = LARGE) -> nn.Module:
             module: object = call(make, (), factory, "model.factory")
         if not isinstance(module, nn.Module):
             found = kind_of(module)
-            raise InputError(f"model.factory: {factory}() returned {found}, not an nn.Module; return the model from it")
+            raise InputError(
+                f"model.factory: {factory}() returned {found}, not an nn.Module; return the model from it",
+                Code.MODEL,
+            )
         if isinstance(module, nn.Linear):
             raise InputError(
                 f"model.factory: {factory}() returned a bare {type(module).__name__}, and LoKA replaces modules inside "
-                f"of a model; return nn.Sequential(linear), or a module that holds it"
+                f"of a model; return nn.Sequential(linear), or a module that holds it",
+                Code.MODEL,
             )
         _refuse_scripted(module, factory)
         if "_orig_mod" in module._modules:  # torch.compile's wrapper: names would have a prefix
-            raise InputError(f"model.factory: {factory}() returned a compiled model; return the model that it compiles")
+            raise InputError(
+                f"model.factory: {factory}() returned a compiled model; return the model that it compiles",
+                Code.MODEL,
+            )
     return module
 
 
@@ -126,7 +133,8 @@ def _refuse_scripted(module: nn.Module, factory: str) -> None:
             where = f"{path!r} of {factory}()" if path else f"what {factory}() returned"
             raise InputError(
                 f"model.factory: {where} is a ScriptModule, whose forward cannot be replaced; return the "
-                "model as it is before torch.jit.script or torch.jit.trace"
+                "model as it is before torch.jit.script or torch.jit.trace",
+                Code.MODEL,
             )
 
 
@@ -135,18 +143,22 @@ def _check_numbers(inputs: object, examples: ExampleInputs) -> None:
     leaves = tree_leaves(inputs)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_nested]
     if tensors and all(tensor.numel() == 0 for tensor in tensors):
-        raise InputError(f"{field}: {spec} returned empty tensors alone; return as many samples as are asked for")
+        raise InputError(
+            f"{field}: {spec} returned empty tensors alone; return as many samples as are asked for", Code.INPUTS
+        )
     for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.is_nested:
             raise InputError(
                 f"{field}: {spec} returned a nested tensor, which has no sizes; return its values and offsets as "
-                "two tensors"
+                "two tensors",
+                Code.INPUTS,
             )
         found = without_numbers(leaf) if isinstance(leaf, Tensor) else None
         if found is not None:
             raise InputError(
                 f"{field}: a tensor that {spec} returned is {found}, without numbers; make it on the CPU, of any "
-                "values that the model takes"
+                "values that the model takes",
+                Code.INPUTS,
             )
 
 
@@ -163,7 +175,8 @@ def _initialise_lazy(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     except Exception as error:
         raise InputError(
             f"model.factory: {factory}() has the lazy parameter {name!r}, and running it once on the example inputs "
-            f"raised {describe_error(error)}; run the model once in the factory, or give the sizes"
+            f"raised {describe_error(error)}; run the model once in the factory, or give the sizes",
+            Code.MODEL,
         ) from error
     finally:
         for part in module.modules():
@@ -172,7 +185,8 @@ def _initialise_lazy(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     if name is not None:
         raise InputError(
             f"model.factory: the lazy parameter {name!r} of {factory}() was not reached by the example inputs, so that "
-            f"its size is unknown; give its size, or take the module out"
+            f"its size is unknown; give its size, or take the module out",
+            Code.MODEL,
         )
 
 

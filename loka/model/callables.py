@@ -15,7 +15,7 @@ from types import ModuleType
 
 import torch
 
-from loka.errors import InputError
+from loka.errors import Code, InputError
 
 _LIBRARY = (
     str(Path(torch.__file__).parent) + os.sep,
@@ -108,7 +108,8 @@ def find_callable(spec: str, field: str) -> tuple[Callable[..., object], ModuleT
     parts = [*module_name.split("."), *name.split(".")]
     if not colon or not all(part.isidentifier() for part in parts):
         raise InputError(
-            f"{field}: {spec!r} is not of the form 'package.module:name'; write it like 'my_pkg.ranker:build'"
+            f"{field}: {spec!r} is not of the form 'package.module:name'; write it like 'my_pkg.ranker:build'",
+            Code.CALLABLE,
         )
     module = _import(module_name, spec, field)
     found: object = module
@@ -116,10 +117,15 @@ def find_callable(spec: str, field: str) -> tuple[Callable[..., object], ModuleT
         if not hasattr(found, part):
             near = difflib.get_close_matches(part, [n for n in dir(found) if not n.startswith("__")], n=3)
             hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else "; check the spelling"
-            raise InputError(f"{field}: {module_name} ({module.__file__ or 'built in'}) has no {part!r}{hint}")
+            raise InputError(
+                f"{field}: {module_name} ({module.__file__ or 'built in'}) has no {part!r}{hint}", Code.CALLABLE
+            )
         found = getattr(found, part)
     if not callable(found):
-        raise InputError(f"{field}: {spec} is of type {type(found).__name__}, not callable; name a function instead")
+        raise InputError(
+            f"{field}: {spec} is of type {type(found).__name__}, not callable; name a function instead",
+            Code.CALLABLE,
+        )
     return found, module
 
 
@@ -129,10 +135,10 @@ def call(function: Callable[..., object], args: tuple[object, ...], spec: str, f
     try:
         return function(*args)
     except InputError as error:
-        raise InputError(f"{field}: {spec}({shown}): {error}") from error
+        raise InputError(f"{field}: {spec}({shown}): {error}", Code.CALLABLE) from error
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"{field}: {spec}({shown}) raised {describe_error(error)}; make this call work first"
+            f"{field}: {spec}({shown}) raised {describe_error(error)}; make this call work first", Code.CALLABLE
         ) from error
 
 
@@ -144,13 +150,18 @@ def _import(module_name: str, spec: str, field: str) -> ModuleType:
         if missing == module_name or module_name.startswith(missing + "."):
             raise InputError(
                 f"{field}: there is no module {missing!r} (for {spec!r}); it is looked for in {os.getcwd()} and on "
-                f"Python's path: run this from the project's root, or install the package"
+                f"Python's path: run this from the project's root, or install the package",
+                Code.CALLABLE,
             ) from error
         advice = _advice(error, module_name) or f"install {missing!r} or correct the import"
-        raise InputError(f"{field}: importing {module_name} raised {describe_error(error)}; {advice}") from error
+        raise InputError(
+            f"{field}: importing {module_name} raised {describe_error(error)}; {advice}", Code.CALLABLE
+        ) from error
     except (Exception, SystemExit) as error:
         advice = _advice(error, module_name) or f"make 'import {module_name}' work first"
-        raise InputError(f"{field}: importing {module_name} raised {describe_error(error)}; {advice}") from error
+        raise InputError(
+            f"{field}: importing {module_name} raised {describe_error(error)}; {advice}", Code.CALLABLE
+        ) from error
 
 
 def _advice(error: BaseException, module_name: str) -> str:

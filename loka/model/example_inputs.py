@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loka.errors import InputError
+from loka.errors import Code, InputError
 from loka.model.callables import call, find_callable
 from loka.model.inputs import arguments, tensors_in
 
@@ -39,12 +39,14 @@ class ExampleInputs:
             if wrong := [key for key in kwargs if not isinstance(key, str)]:
                 raise InputError(
                     f"{self.field}: {self.spec} returned a dict with the key {wrong[0]!r}; its keys name arguments of "
-                    "forward"
+                    "forward",
+                    Code.INPUTS,
                 )
             return args, kwargs
         raise InputError(
             f"{self.field}: {self.spec} returned {kind_of(made)}; return a tuple of positional arguments, one tensor, "
-            "or a dict of keyword arguments"
+            "or a dict of keyword arguments",
+            Code.INPUTS,
         )
 
 
@@ -67,7 +69,8 @@ def example_inputs(
     raise InputError(
         f"{INPUTS}: no example inputs for {factory}: neither {type(module).__name__} has a method {_NAME}(batch_size) "
         f"nor {home.__name__} a function of that name; write one, or name a function in {INPUTS}, or the batches of "
-        f"training in {BATCHES}"
+        f"training in {BATCHES}",
+        Code.INPUTS,
     )
 
 
@@ -89,13 +92,14 @@ def _of_first_batch(module: nn.Module, function: Callable[..., object], spec: st
         batches: Iterator[object] = iter(found)
         for each in batches:
             return each
-        raise InputError("there is no batch in what it returned; yield (inputs, target)")
+        raise InputError("there is no batch in what it returned; yield (inputs, target)", Code.INPUTS)
 
     def make(batch: int, seed: int) -> object:
         pair = call(first, (batch, seed % _SEEDS), spec, BATCHES)
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InputError(
-                f"{BATCHES}: the first batch of {spec} is {kind_of(pair)}; each has to be (inputs, target)"
+                f"{BATCHES}: the first batch of {spec} is {kind_of(pair)}; each has to be (inputs, target)",
+                Code.INPUTS,
             )
         inputs, target = pair
         shapes = [tuple(tensor.shape) for tensor in tensors_in(target)]
@@ -103,7 +107,8 @@ def _of_first_batch(module: nn.Module, function: Callable[..., object], spec: st
             raise InputError(
                 f"{BATCHES}: {spec}, asked for batches of {batch}, begins with a target of shape "
                 f"{' and '.join(map(str, shapes))}; yield as many samples as are asked for, or name a function that "
-                f"makes example inputs of any batch size in {INPUTS}"
+                f"makes example inputs of any batch size in {INPUTS}",
+                Code.INPUTS,
             )
         return tuple(inputs) if isinstance(inputs, list) else inputs
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from loka.errors import InputError
+from loka.errors import Code, InputError
 from loka.mods.adaptation import Adaptation, Unchanged
 from loka.mods.registry import ModKind, module_mod, names_of
 
@@ -21,7 +21,7 @@ class AdaptError(InputError):
 
     def __init__(self, headline: str, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
-        super().__init__(_listed(headline, self.problems))
+        super().__init__(_listed(headline, self.problems), Code.NOT_ADAPTED)
 
 
 class ConvertError(InputError):
@@ -29,7 +29,7 @@ class ConvertError(InputError):
 
     def __init__(self, headline: str, lost: Sequence[Unchanged]) -> None:
         self.lost = tuple(lost)
-        super().__init__(_listed(headline, [f"{each.name}: {each.reason}" for each in lost]))
+        super().__init__(_listed(headline, [f"{each.name}: {each.reason}" for each in lost]), Code.NOT_ADAPTED)
 
 
 def adapt(model: nn.Module, adaptations: Sequence[Adaptation]) -> None:

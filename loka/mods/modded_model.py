@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from loka.errors import Code
 from loka.model.build_model import BuiltModel, build_model
 from loka.mods import mod_settings
 from loka.mods.adaptation import Adaptation, Unchanged
@@ -150,7 +151,11 @@ def selected_for_all(mod: str) -> ModRequest:
 def named_problems(rule: ModRule, unchanged: Sequence[Unchanged]) -> list[Problem]:
     """Problems for names without a wildcard that the mod cannot change."""
     return [
-        Problem(pattern.place, f"{rule.use} cannot change {left.name!r}: {left.reason}; take it out of match")
+        Problem(
+            pattern.place,
+            f"{rule.use} cannot change {left.name!r}: {left.reason}; take it out of match",
+            Code.MOD_REFUSED,
+        )
         for left in unchanged
         if rule.names(left.name)
         for pattern in rule.match
@@ -173,6 +178,7 @@ def unmatched_problems(
         Problem(
             pattern.place,
             f"{pattern.text!r} matches no {things}; {hint(pattern, known, _nothing(rule))}, or set optional: true",
+            Code.NO_MATCH,
         )
         for pattern in (*rule.match, *rule.except_)
         if not alive(pattern)
@@ -189,7 +195,7 @@ def idle_problems(rule: ModRule, unchanged: Sequence[Unchanged], known: Sequence
         message = f"{rule.use} changes nothing: all that it matches is excepted; correct except"
     else:
         message = f"{rule.use} can change nothing of what it matches: {_reasons(unchanged)}; remove the mod"
-    return [Problem(rule.place, f"{message}, or set optional: true")]
+    return [Problem(rule.place, f"{message}, or set optional: true", Code.MOD_IDLE)]
 
 
 def conflicts(rule: ModRule, names: Iterable[str], earlier: Sequence[tuple[ModRule, Iterable[str]]]) -> list[Problem]:
@@ -203,7 +209,11 @@ def conflicts(rule: ModRule, names: Iterable[str], earlier: Sequence[tuple[ModRu
             already = f"{rule.use} changes it already ({other.source}, at {other.place})"
             names_in_both = _listed(tuple(map(repr, both)))
             problems.append(
-                Problem(rule.place, f"{names_in_both}: {already}; leave it out of one of the two with except")
+                Problem(
+                    rule.place,
+                    f"{names_in_both}: {already}; leave it out of one of the two with except",
+                    Code.MOD_TWICE,
+                )
             )
     return problems
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
 from loka.devices.targets import spec_of
-from loka.errors import InputError
+from loka.errors import Code, InputError
 from loka.graph.sites.site import Site
 from loka.kernels.measurements.lookup import Measurements
 from loka.mods.adaptation import Adaptation, mismatch_reason, mod_fingerprints
@@ -86,18 +86,21 @@ def open_profile(policy: Policy) -> ProfiledSites | None:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError as error:
         raise InputError(
-            f"{place}: profile: {path} is not there: run loka probe {policy.path}, or leave the field out until then"
+            f"{place}: profile: {path} is not there: run loka probe {policy.path}, or leave the field out until then",
+            Code.PROFILE,
         ) from error
     except InputError as error:
-        raise InputError(f"{place}: profile: {error}") from error
+        raise InputError(f"{place}: profile: {error}", Code.PROFILE) from error
     except OSError as error:
         raise InputError(
-            f"{place}: profile: {shown(path)}: cannot be read: {error.strerror or error}; check the path"
+            f"{place}: profile: {shown(path)}: cannot be read: {error.strerror or error}; check the path",
+            Code.PROFILE,
         ) from error
     if profile.model != policy.model.factory:
         raise InputError(
             f"{place}: profile: {path} was learned of {profile.model}, and this policy is for {policy.model.factory}: "
-            f"name the profile of that model, or run loka probe {policy.path}"
+            f"name the profile of that model, or run loka probe {policy.path}",
+            Code.OTHER_PROFILE,
         )
     return ProfiledSites.of(profile, portable_name(policy, policy.profile_name or "", path), digest, place)
 
@@ -111,7 +114,8 @@ def check_sites(known: ProfiledSites, sites: Sequence[Site], adaptations: Sequen
     if other is not None:
         raise OutdatedProfileError(
             f"{known.place}: profile: {known.name} was learned of the model {other}: it is not evidence for what this "
-            "policy's mods make; run loka probe"
+            "policy's mods make; run loka probe",
+            Code.OTHER_PROFILE,
         )
     changed = []
     for site in sites:
@@ -123,7 +127,7 @@ def check_sites(known: ProfiledSites, sites: Sequence[Site], adaptations: Sequen
             )
     if changed:
         rest = [f"and {len(changed) - _LISTED} more sites"] if len(changed) > _LISTED else []
-        raise OutdatedProfileError("\n".join([*changed[:_LISTED], *rest]))
+        raise OutdatedProfileError("\n".join([*changed[:_LISTED], *rest]), Code.OTHER_PROFILE)
 
 
 def judge(known: ProfiledSites | None, site: str, gemm: Gemm, requested: OperandPair, budget: Budget) -> JudgedGemm:
@@ -297,12 +301,13 @@ def open_measurements(policy: Policy) -> Measurements | None:
     if spec_of(policy.target).is_reference:
         raise InputError(
             f"{policy.where('measurements')}: measurements: the reference path has no kernels to choose from, and "
-            "nothing is measured for it; leave `measurements` out, or name the target that was measured"
+            "nothing is measured for it; leave `measurements` out, or name the target that was measured",
+            Code.MEASUREMENTS,
         )
     try:
         return Measurements.open(path, policy.target, portable_name(policy, policy.measurements or "", path))
     except InputError as error:
-        raise InputError(f"{policy.where('measurements')}: measurements: {error}") from error
+        raise InputError(f"{policy.where('measurements')}: measurements: {error}", Code.MEASUREMENTS) from error
 
 
 def portable_name(policy: Policy, named: str, path: Path) -> str:

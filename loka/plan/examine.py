@@ -86,7 +86,7 @@ def placed(policy: Policy) -> Iterator[None]:
         field = next((name for name in _FIELDS if message.startswith(f"{name}: ")), None)
         if field is None:
             raise
-        raise InputError(f"{policy.where(field)}: {message}") from error
+        raise InputError(f"{policy.where(field)}: {message}", error.code) from error
 
 
 def assumed_safe(examined: Examined) -> ProfiledSites:

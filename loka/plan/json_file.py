@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from loka.errors import InputError
+from loka.errors import Code, InputError
 from loka.paths import open_plain, shown
 
 Layout = TypeVar("Layout")
@@ -33,11 +33,13 @@ class JsonFormat(Generic[Layout]):
             with open_plain(path) as file:
                 return file.read().decode("utf-8")
         except UnicodeDecodeError as error:
-            raise InputError(f"{shown(path)}: not a text in UTF-8; {self.again}") from error
+            raise InputError(f"{shown(path)}: not a text in UTF-8; {self.again}", Code.PLAN_FILE) from error
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise InputError(f"{shown(path)}: cannot be read ({error.strerror or error}); check the path") from error
+            raise InputError(
+                f"{shown(path)}: cannot be read ({error.strerror or error}); check the path", Code.PLAN_FILE
+            ) from error
 
     def parse(self, text: str, name: str) -> Layout:
         """The content of a text; `name` is the file's, for messages. Raises InputError."""
@@ -46,16 +48,18 @@ class JsonFormat(Generic[Layout]):
         except json.JSONDecodeError as error:
             raise InputError(
                 f"{name}:{error.lineno}:{error.colno}: not a whole JSON file ({error.msg}); it may have been cut "
-                f"short: {self.again}"
+                f"short: {self.again}",
+                Code.PLAN_FILE,
             ) from error
         except (ValueError, RecursionError) as error:  # a number with more digits than Python reads; deep nesting
-            raise InputError(f"{name}: damaged: {error}; {self.again}") from error
+            raise InputError(f"{name}: damaged: {error}; {self.again}", Code.PLAN_FILE) from error
         if not isinstance(data, Mapping) or data.get("format") != self.name:
-            raise InputError(f"{name}: {self.foreign}")
+            raise InputError(f"{name}: {self.foreign}", Code.PLAN_FILE)
         if data.get("version") != self.version:
             raise InputError(
                 f"{name}: the {self.noun} has version {data.get('version')!r} and this LoKA reads {self.version}: "
-                f"{self.again}"
+                f"{self.again}",
+                Code.PLAN_FILE,
             )
         try:
             return self.adapter.validate_json(text, strict=True)
@@ -63,11 +67,11 @@ class JsonFormat(Generic[Layout]):
             found = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))  # of a value of many types
             place = ".".join(str(part) for part in found["loc"]) or "the file"
             what = "there is no such field" if found["type"] == "unexpected_keyword_argument" else found["msg"]
-            raise InputError(f"{name}: damaged at {place}: {what}; {self.again}") from error
+            raise InputError(f"{name}: damaged at {place}: {what}; {self.again}", Code.PLAN_FILE) from error
 
     def damaged(self, name: str, what: str) -> InputError:
         """The error for well-formed data that cannot be."""
-        return InputError(f"{name}: damaged: {what}; {self.again}")
+        return InputError(f"{name}: damaged: {what}; {self.again}", Code.PLAN_FILE)
 
 
 def dump(value: Any) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from loka.devices.targets import spec_of
-from loka.errors import InputError
+from loka.errors import Code, InputError
 from loka.graph.sites.site import Site
 from loka.kernels.gemm.catalogue import kernel_named
 from loka.numerics.enums import Compute, Fuse, Gemm
@@ -68,12 +68,12 @@ def _resolved(
     decider = Decider(situation, perf_model, over_ne)
     unknown = [problem for wanted in settings for problem in _unknown_kernels(wanted, situation)]
     if unknown:
-        raise ImpossibleRuleError("\n".join(dict.fromkeys(unknown)))
+        raise ImpossibleRuleError("\n".join(dict.fromkeys(unknown)), Code.IMPOSSIBLE)
     ways = [_drafts(sites, way, situation, refused, decider, over_ne) for way in _ways(settings)]
     decided = ByTime(situation, decider, perf_model).decide(ways, traced or TracedNeighbours())
     problems = [problem for draft in decided for problem in _problems(draft, situation)]
     if problems:
-        raise ImpossibleRuleError("\n".join(dict.fromkeys(problems)))
+        raise ImpossibleRuleError("\n".join(dict.fromkeys(problems)), Code.IMPOSSIBLE)
     return tuple(
         SitePlan(
             draft.site,
@@ -121,30 +121,28 @@ def _drafts(
 
 
 def _problems(draft: SiteDraft, situation: Situation) -> list[str]:
-    """A message for each GEMM that is kept although a rule for this one site requests a kernel, or FP8."""
-    problems = []
+    """A message for GEMMs that are kept for one reason although a rule for this one site requests a kernel, or FP8."""
+    refused: dict[tuple[str, str], list[str]] = {}  # the GEMMs by what is said before and behind them
     for plan in draft.gemms:
         requested = draft.wanted.gemms[plan.gemm]
         if plan.fp8 or requested.compute is Compute.KEEP:
             continue
-        name, by = f"{plan.gemm.value} of {draft.site.name!r}", _kernel_set_by(draft.wanted, plan.gemm)
+        by = _kernel_set_by(draft.wanted, plan.gemm)
         if (
             by is not None
             and by.names_one_site
             and plan.reason == pinned_reason(draft.site, plan.gemm, requested, situation)
         ):
-            problems.append(
-                f"{_place(by, situation)}: {by.source} wants {name} on {requested.kernel}, which cannot be: "
-                f"{plan.reason}; write another kernel there, or leave it out"
-            )
+            start = f"{_place(by, situation)}: {by.source} wants"
+            rest = f"on {requested.kernel}, which cannot be: {plan.reason}; write another kernel there, or leave it out"
+            refused.setdefault((start, rest), []).append(plan.gemm.value)
             continue
         by = draft.wanted.compute_set_by(plan.gemm)
         if by is not None and by.names_one_site and requested.compute is Compute.FP8:
-            problems.append(
-                f"{_place(by, situation)}: {by.source} asks for {name} in FP8, which cannot be: {plan.reason}; "
-                "write `compute: keep` there, or leave the rule out"
-            )
-    return problems
+            start = f"{_place(by, situation)}: {by.source} asks for"
+            rest = f"in FP8, which cannot be: {plan.reason}; write `compute: keep` there, or leave the rule out"
+            refused.setdefault((start, rest), []).append(plan.gemm.value)
+    return [f"{start} {', '.join(gemms)} of {draft.site.name!r} {rest}" for (start, rest), gemms in refused.items()]
 
 
 def _unknown_kernels(wanted: SiteSettings, situation: Situation) -> list[str]:

@@ -21,7 +21,7 @@ from pydantic import NonNegativeInt, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from loka.devices.targets import DEVICES
-from loka.errors import InputError
+from loka.errors import Code, InputError
 from loka.graph.sites.site import Site
 from loka.paths import open_plain
 from loka.plan.json_file import JsonFormat, dump
@@ -145,11 +145,13 @@ def read_plan_file(name: str) -> Plan:
     try:
         if recorded is not None and hashlib.sha256(path.read_bytes()).hexdigest() != recorded:
             raise InputError(
-                f"{name}: changed since it was generated with its package (edited, or damaged): run loka generate again"
+                f"{name}: changed since it was generated with its package (edited, or damaged): run loka generate "
+                "again",
+                Code.PLAN_FILE,
             )
         return from_json(_format().text_of(path), name)
     except FileNotFoundError as error:
-        raise InputError(f"{name}: cannot be read ({error.strerror}); check the path") from error
+        raise InputError(f"{name}: cannot be read ({error.strerror}); check the path", Code.PLAN_FILE) from error
 
 
 def _recorded_hash(path: Path) -> object:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from loka.devices.targets import spec_of
 from loka.kernels.measurements.parts import TimeSource
-from loka.plan.format import EXTRAPOLATED, EXTRAPOLATED_NOTE, format_share, format_speedup, format_us
+from loka.plan.format import EXTRAPOLATED_NOTE, format_share, format_speedup
 from loka.plan.plan import Plan, StepTime
 from loka.plan.select.interaction_times import step_times
 
@@ -100,19 +100,6 @@ def _counted(sources: Sequence[TimeSource]) -> tuple[tuple[TimeSource, int], ...
     return tuple((source, sources.count(source)) for source in TimeSource if source in sources)
 
 
-def format_total(total: Total) -> str:
-    """A total: `GEMMs with their norms: 814 us a training step; 1023 us without FP8, 1240 us in compiled BF16: ...`.
-
-    The times are marked if more than a few per cent of one are extrapolated.
-    """
-    mark = EXTRAPOLATED if total.extrapolated > FEW else ""
-    return (
-        f"{format_summed(total)}: {mark}{format_us(total.us)} a training step; {mark}{format_us(total.without_fp8_us)} "
-        f"without FP8, {mark}{format_us(total.as_is_us)} in compiled BF16: {format_speedup(total.speedup)}, of which "
-        f"fusing gains {format_speedup(total.by_fusing)} and {format_by_fp8(total.by_fp8)}"
-    )
-
-
 def format_by_fp8(gain: float) -> str:
     """What FP8 itself does to a time, by the ratio without it and with it: `FP8 itself gains 1.26x`."""
     if abs(gain - 1) < _NOTHING:
@@ -168,7 +155,7 @@ def predicted_step(plan: Plan, total: Total) -> StepPrediction | None:
 def format_host(plan: Plan, total: Total) -> str:
     """What a step waits for, where the policy says how the model runs, else "".
 
-    `the step waits for the host, compiled (as on the host of an NVIDIA H200), 0.82x over BF16; under ...`
+    `the step waits for the host, 0.82x over BF16 (compiled, as on the host of an NVIDIA H200); under ...`
     """
     step = predicted_step(plan, total)
     if step is None or plan.execution is None:
@@ -176,9 +163,9 @@ def format_host(plan: Plan, total: Total) -> str:
     mode, measured_on = plan.execution.mode, spec_of(plan.target).host.measured_on
     over = f"{format_speedup(step.speedup)} over BF16"
     if not step.waits_for_host:
-        return f"the step waits for the GPU, {mode.value}, {over}"
+        return f"the step waits for the GPU, {over} ({mode.value})"
     return (
-        f"the step waits for the host, {mode.value} (as on {measured_on}), {over}; "
+        f"the step waits for the host, {over} ({mode.value}, as on {measured_on}); "
         f"{'' if mode.replays else _REPLAYED}with a larger batch it would wait for the GPU"
     )
 

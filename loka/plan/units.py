@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from torch import nn
 
+from loka.errors import Code
 from loka.graph.patterns.owners import parents
 from loka.plan.plan import PlannedBinding
 from loka.policy.cascade import hint
@@ -26,7 +27,7 @@ def units_of(policy: Policy, model: nn.Module) -> frozenset[str]:
         found |= {name for name in matched if matched.isdisjoint(parents(name))}
         if not matched:
             advice = hint(pattern, names, "the model has no modules")
-            problems.append(Problem(pattern.place, f"{pattern.text!r} matches no module; {advice}"))
+            problems.append(Problem(pattern.place, f"{pattern.text!r} matches no module; {advice}", Code.NO_MATCH))
     if problems:
         raise PolicyError(problems)
     return frozenset(found)
@@ -57,4 +58,4 @@ def check_units(policy: Policy, bindings: Sequence[PlannedBinding], units: Colle
                     f"{unit!r} is a unit, and mods make its forward a part of that of {module or 'the model'!r}: "
                     "except its sites from the mods, or name the module around it"
                 )
-                raise PolicyError([Problem(pattern.place, message)])
+                raise PolicyError([Problem(pattern.place, message, Code.UNIT)])

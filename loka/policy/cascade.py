@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from loka.errors import Code
 from loka.numerics.enums import (
     OPERANDS,
     Accumulation,
@@ -107,13 +108,13 @@ def resolve_settings(policy: Policy, facts: Sequence[SiteFacts]) -> tuple[SiteSe
     for index, matched in enumerate(zip(*columns, strict=True)):
         groups.setdefault(matched, []).append(index)
     settings: dict[int, SiteSettings] = {}
-    conflicts: dict[tuple[Place, str], list[int]] = {}
+    conflicts: dict[tuple[Place, str], dict[str, list[int]]] = {}  # what is in conflict, with its sites
     for matched, sites in groups.items():
         state = _State([rule for rule, on in zip(rules, matched, strict=True) if on])
-        for key in _conflicts(state, policy.profile_name is not None):
-            conflicts.setdefault(key, []).extend(sites)
+        for place, what, message in _conflicts(state, policy.profile_name is not None):
+            conflicts.setdefault((place, message), {}).setdefault(what, []).extend(sites)
         settings.update(dict.fromkeys(sites, _settings(state)))
-    problems += [_conflict(place, message, sites, facts) for (place, message), sites in conflicts.items()]
+    problems += [_conflict(place, message, found, facts) for (place, message), found in conflicts.items()]
     if problems:
         raise PolicyError(sorted(problems, key=lambda each: each.place))
     return tuple(settings[index] for index in range(len(facts)))
@@ -232,8 +233,8 @@ def _operands(
     return recipe(first, second), recipe(second, first)
 
 
-def _conflicts(state: _State, profiled: bool) -> Iterator[tuple[Place, str]]:
-    """Fields of one GEMM that contradict each other; none if it is kept.
+def _conflicts(state: _State, profiled: bool) -> Iterator[tuple[Place, str, str]]:
+    """Fields of one GEMM that contradict each other, with the GEMM or operand and the reason; none if it is kept.
 
     `profiled`: the policy names a profile, from which planning takes a static range's maximum.
     """
@@ -246,7 +247,7 @@ def _conflicts(state: _State, profiled: bool) -> Iterator[tuple[Place, str]]:
                 yield from _range_conflict(state, f"{gemm}.{operand}", profiled)
 
 
-def _scaling_conflict(state: _State, gemm: Gemm) -> Iterator[tuple[Place, str]]:
+def _scaling_conflict(state: _State, gemm: Gemm) -> Iterator[tuple[Place, str, str]]:
     names = OPERANDS[gemm]
     copies = [operand for operand in names if state.transposed(gemm, operand)]
     scalings = {operand: state.value(f"{gemm}.{operand}.scaling") for operand in names if operand not in copies}
@@ -255,32 +256,35 @@ def _scaling_conflict(state: _State, gemm: Gemm) -> Iterator[tuple[Place, str]]:
         *some, last = alike()
         choices = [f"both {', '.join(some)} or {last}", *(f"one {one} and the other {other}" for one, other in mixed())]
         leaf = state.later(*(f"{gemm}.{operand}.scaling" for operand in names))
-        yield _place(leaf), f"{gemm}: no kernel multiplies {pair}; give {', or '.join(choices)}"
+        yield _place(leaf), gemm, f"no kernel multiplies {pair}; give {', or '.join(choices)}"
     elif len(copies) == 1 and not {*scalings.values()} <= {*BESIDE_TRANSPOSED}:
         ((other, scaling),), (copy,) = scalings.items(), copies
         message = (
-            f"{gemm}: no kernel multiplies {other} {scaling} by {copy} transposed, which has one scale; give {other} "
+            f"no kernel multiplies {other} {scaling} by {copy} transposed, which has one scale; give {other} "
             f"rowwise or tensorwise, or {copy} requantize_transpose: false"
         )
-        yield _place(state.later(f"{gemm}.{copy}.requantize_transpose", f"{gemm}.{other}.scaling")), message
+        yield _place(state.later(f"{gemm}.{copy}.requantize_transpose", f"{gemm}.{other}.scaling")), gemm, message
 
 
-def _range_conflict(state: _State, base: str, profiled: bool) -> Iterator[tuple[Place, str]]:
+def _range_conflict(state: _State, base: str, profiled: bool) -> Iterator[tuple[Place, str, str]]:
     amax, range_ = state.last[f"{base}.amax"][1], state.last[f"{base}.range"][1]
     if range_.value is Range.STATIC and amax.value is None and not profiled:
         # `range: dynamic` after `range: static` is no conflict, so the last range is the offending one.
-        yield _place(range_), f"{base}: {_STATIC_WITHOUT_AMAX}"
+        yield _place(range_), base, _STATIC_WITHOUT_AMAX
     if range_.value is Range.DYNAMIC and amax.value is not None:
-        yield _place(amax), f"{base}: amax is for range: static, and the range is dynamic; add range: static"
+        yield _place(amax), base, "amax is for range: static, and the range is dynamic; add range: static"
 
 
 def _place(leaf: Leaf) -> Place:
     return Place(leaf.assignment.file, leaf.assignment.line, leaf.column)
 
 
-def _conflict(place: Place, message: str, sites: list[int], facts: Sequence[SiteFacts]) -> Problem:
+def _conflict(place: Place, message: str, found: dict[str, list[int]], facts: Sequence[SiteFacts]) -> Problem:
+    """One problem for all that is in conflict for one reason, with the first of its sites."""
+    sites = {site for each in found.values() for site in each}
     others = f" and {len(sites) - 1} more" if len(sites) > 1 else ""
-    return Problem(place, f"{message} (at {printable(facts[min(sites)].name)}{others})")
+    message = f"{next(iter(found))}{f' and {len(found) - 1} more' if len(found) > 1 else ''}: {message}"
+    return Problem(place, f"{message} (at {printable(facts[min(sites)].name)}{others})", Code.CONTRADICTION)
 
 
 MAX_CANDIDATES = 2000
@@ -301,10 +305,10 @@ def unmatched_patterns(rules: Sequence[Rule], facts: Sequence[SiteFacts]) -> lis
             candidates = _candidates(names)
         for pattern in dead:
             message = f"{pattern.text!r} matches no site; {_hint(pattern, candidates or [], _NO_GEMM)}"
-            problems.append(Problem(pattern.place, f"{message}, or set optional: true"))
+            problems.append(Problem(pattern.place, f"{message}, or set optional: true", Code.NO_MATCH))
         if not dead and not any(map(rule.match.matches, facts)):
             message = f"no site is {rule.match.text}; {_what_there_is(rule.match, facts)}, or set optional: true"
-            problems.append(Problem(rule.place, message))
+            problems.append(Problem(rule.place, message, Code.NO_MATCH))
     return problems
 
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from loka.errors import Code
 from loka.paths import open_plain
 from loka.policy.problems import Place, PolicyError, Problem, printable
 from loka.policy.tree import (
@@ -94,7 +95,7 @@ def read_documents(path: str, keys: Collection[str]) -> Documents:
         entries = tree.value if isinstance(tree.value, Mapping) else {}
         unknown = [node for key, node in entries.items() if key not in keys]
         if named_at is not None and unknown and _is_foreign(path, directory):
-            problems.append(_unread(Problem(unknown[0].key, ""), "a key that no policy has"))
+            problems.append(_unread(Problem(unknown[0].key, "", Code.EXTENDS), "a key that no policy has"))
             break
         trees.append(tree)
         files.append((relative, content_hash(tree)))
@@ -121,14 +122,18 @@ def _base(node: Node, directory: str, relative: str, seen: list[str]) -> str:
     """The file that a value of `extends` names, relative to the policy's directory; raises PolicyError for none."""
     target = node.value
     if not isinstance(target, str) or not target.strip():
-        _stop(node.place, "extends: give the path of one policy, relative to this file")
+        _stop(node.place, "extends: give the path of one policy, relative to this file", Code.EXTENDS)
     if os.path.isabs(target) or "\\" in target:
-        _stop(node.place, f"extends: {target!r} must be relative to this file, with forward slashes; write it so")
+        _stop(
+            node.place,
+            f"extends: {target!r} must be relative to this file, with forward slashes; write it so",
+            Code.EXTENDS,
+        )
     base = posixpath.normpath(posixpath.join(posixpath.dirname(relative), target))
     if os.path.realpath(os.path.join(directory, base)) in seen:
-        _stop(node.place, f"extends: {target!r} extends this file in turn; remove one of the two")
+        _stop(node.place, f"extends: {target!r} extends this file in turn; remove one of the two", Code.EXTENDS)
     if len(seen) == MAX_CHAIN:
-        _stop(node.place, f"extends: more than {MAX_CHAIN} files in a chain; merge some of them")
+        _stop(node.place, f"extends: more than {MAX_CHAIN} files in a chain; merge some of them", Code.EXTENDS)
     return base
 
 
@@ -143,14 +148,14 @@ def _unread(found: Problem, what: str) -> Problem:
     if not found.place.line:
         return found
     advice = "name a policy, or run this in a folder that holds the file, to be shown its text"
-    return Problem(found.place, f"extends: {what}; {advice}")
+    return Problem(found.place, f"extends: {what}; {advice}", Code.EXTENDS)
 
 
 def _blame(found: Problem, named_at: Place | None) -> Problem:
     """A base that cannot be opened is reported where it is named."""
     if named_at is None or found.place.line:
         return found
-    return Problem(named_at, f"extends: {printable(found.place.file)}: {found.message}")
+    return Problem(named_at, f"extends: {printable(found.place.file)}: {found.message}", Code.EXTENDS)
 
 
 def _shown(path: str) -> str:
@@ -169,27 +174,27 @@ def read_text(path: str, file: str) -> str:
         with open_plain(path, largest=None) as stream:
             data = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        _stop(whole, "no such file; check the path")
+        _stop(whole, "no such file; check the path", Code.FILE)
     except IsADirectoryError:
-        _stop(whole, "is a directory; give the path of a policy")
+        _stop(whole, "is a directory; give the path of a policy", Code.FILE)
     except OSError as error:
-        _stop(whole, f"cannot be read ({error.strerror}); check the path and its permissions")
+        _stop(whole, f"cannot be read ({error.strerror}); check the path and its permissions", Code.FILE)
     except ValueError:  # a NUL or a lone surrogate in the path
-        _stop(whole, "is no valid path; check its characters")
+        _stop(whole, "is no valid path; check its characters", Code.FILE)
     if len(data) > MAX_BYTES:
-        _stop(whole, f"over {MAX_BYTES} bytes; a policy is a short text: use broader rules")
+        _stop(whole, f"over {MAX_BYTES} bytes; a policy is a short text: use broader rules", Code.FILE)
     if data.startswith(_UTF_16_OR_32):
-        _stop(Place(file, 1, 1), "the file is in UTF-16 or UTF-32; save it as UTF-8")
+        _stop(Place(file, 1, 1), "the file is in UTF-16 or UTF-32; save it as UTF-8", Code.FILE)
     data = data.removeprefix(b"\xef\xbb\xbf")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         place = _end_of(data[: error.start].decode("utf-8"), file)
-        _stop(place, f"byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8")
+        _stop(place, f"byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8", Code.FILE)
     found = _REFUSED.search(text)
     if found:
         name = "a NUL character" if found[0] == "\0" else f"the control character U+{ord(found[0]):04X}"
-        _stop(_end_of(text[: found.start()], file), f"{name} in the file; remove it")
+        _stop(_end_of(text[: found.start()], file), f"{name} in the file; remove it", Code.FILE)
     return text
 
 
@@ -283,7 +288,7 @@ def _tree(node: yaml.Node, problems: list[Problem], key: Place | None = None) ->
         if node.tag not in _CONTAINER_TAGS:
             raise ScalarError(_foreign_tag(node.tag))
     except ScalarError as error:
-        problems.append(Problem(place, str(error)))
+        problems.append(Problem(place, str(error), Code.YAML))
         return replace(made, reported=True)
     if isinstance(node, yaml.SequenceNode):
         advice = "an item without a value; give it one, or remove it"
@@ -311,7 +316,7 @@ def _given(node: Node, advice: str, problems: list[Problem]) -> Node:
     """An item, or the value of a key. Nothing is a problem: `rules:` with all below it commented out."""
     if node.value is not None or node.reported:
         return node
-    problems.append(Problem(node.key, advice))
+    problems.append(Problem(node.key, advice, Code.MISSING))
     return replace(node, reported=True)
 
 
@@ -328,7 +333,7 @@ def _key(node: Node, entries: dict[str, Node], problems: list[Problem]) -> str |
         message = f"duplicate key {node.value!r}, first on line {entries[node.value].key.line}; keep one"
     else:
         return node.value
-    problems.append(Problem(node.place, message))
+    problems.append(Problem(node.place, message, Code.YAML))
     return None
 
 
@@ -353,5 +358,5 @@ def _advice(error: yaml.MarkedYAMLError, start: Place, opened: list[yaml.Mark]) 
     return place, next((advice for part, advice in _ADVICE if part in message), unknown)
 
 
-def _stop(place: Place, message: str) -> NoReturn:
-    raise PolicyError([Problem(place, message)])
+def _stop(place: Place, message: str, code: Code = Code.YAML) -> NoReturn:
+    raise PolicyError([Problem(place, message, code)])

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from loka.devices.targets import DEFAULT
+from loka.errors import Code
 from loka.numerics.enums import Fuse
 from loka.policy import policy_schema
 from loka.policy.documents import Documents, read_documents
@@ -68,7 +69,9 @@ def _refuse_plan(tree: Node) -> None:
     node = node_at(tree, ("format",))
     if node.value == PLAN_FORMAT:
         advice = "name the policy that it was generated from (its policy_files)"
-        raise PolicyError([Problem(Place(node.key.file, 0, 0), f"a plan of `loka generate`, no policy; {advice}")])
+        raise PolicyError(
+            [Problem(Place(node.key.file, 0, 0), f"a plan of `loka generate`, no policy; {advice}", Code.FILE)]
+        )
 
 
 def _validate(

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from loka.devices.spec import Execution
+from loka.errors import Code
 from loka.policy.checks import REGEX_PREFIX, compile_pattern
 from loka.policy.problems import Place, PolicyError, Problem
 from loka.policy.settings import Assignment, SiteFacts
@@ -74,7 +75,7 @@ class Pattern:
                 f"matching {self.compiled.pattern!r} takes over {MATCHING_SECONDS:g} s on {len(name)} characters; "
                 "take out a repeat within a repeat, as in (a+)+, or use a glob"
             )
-            raise PolicyError([Problem(self.place, message)]) from None
+            raise PolicyError([Problem(self.place, message, Code.SLOW_PATTERN)]) from None
 
 
 class _TooLongError(Exception):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from loka.errors import InputError
+from loka.errors import Code, InputError, coded
 
 LONGEST = 1800  # characters of all problems in one message; the rest are counted
+PLACES = 3  # of further problems with the same reason, that are named
 
 
 def printable(text: str) -> str:
@@ -33,31 +34,48 @@ class Problem:
 
     place: Place
     message: str
+    code: Code
 
     def __str__(self) -> str:
-        return f"{self.place}: {printable(self.message)}"
+        return coded(f"{self.place}: {printable(self.message)}", self.code)
 
 
 class PolicyError(InputError):
-    """Raised for an unusable policy. `problems` has everything that was found; str() has a line for each."""
+    """Raised for an unusable policy. `problems` has everything that was found; str() has a line for each reason.
+
+    Its `code` is that of the first problem.
+    """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(dict.fromkeys(problems))
         super().__init__(_listed(self.problems))
+        self.code = next((each.code for each in self.problems), None)
 
     def __reduce__(self) -> tuple[type[PolicyError], tuple[tuple[Problem, ...]]]:
         return type(self), (self.problems,)
 
 
 def _listed(problems: Sequence[Problem]) -> str:
-    """One line a problem, as many as `LONGEST` has room for, one at least."""
-    lines: list[str] = []
-    room = LONGEST
+    """One line a reason, with the places of others that share it; as many as `LONGEST` has room for, one at least."""
+    alike: dict[tuple[str, Code], list[Problem]] = {}
     for each in problems:
-        line = str(each)
+        alike.setdefault((each.message, each.code), []).append(each)
+    lines: list[str] = []
+    room, left = LONGEST, len(problems)
+    for found in alike.values():
+        line = str(found[0]) + _more_places([each.place for each in found[1:]])
         room -= len(line) + 1
         if lines and room < 0:
-            lines.append(f"and {len(problems) - len(lines)} more problems: correct these first")
+            lines.append(f"and {left} more problems: correct these first")
             break
         lines.append(line)
+        left -= len(found)
     return "\n".join(lines)
+
+
+def _more_places(places: Sequence[Place]) -> str:
+    """` (and 3 more: policies/my.yaml:9:3, ...)`; "" for none."""
+    if not places:
+        return ""
+    rest = ", ..." if len(places) > PLACES else ""
+    return f" (and {len(places)} more: {', '.join(map(str, places[:PLACES]))}{rest})"

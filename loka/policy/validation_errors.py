@@ -10,6 +10,7 @@ from typing import get_args
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from loka.errors import Code
 from loka.numerics.recipe import TRANSPOSED_FROM
 from loka.policy import policy_schema
 from loka.policy.mod_schema import ModSchemas, entry_model
@@ -57,14 +58,16 @@ def _problem_of(error: ErrorDetails, path: Path, node: Node, mods: ModSchemas) -
     kind, name = error["type"], _name(path)
     if kind == "missing":
         field = str(error["loc"][-1])
-        return Problem(node.key, f"{name}{field} is missing; add it{_example(field)}")
+        return Problem(node.key, f"{name}{field} is missing; add it{_example(field)}", Code.MISSING)
     if kind == "extra_forbidden" and path[0] == "mods":
-        return Problem(node.key, _unknown_parameter(str(path[-1]), str(error["loc"][2]).strip("<>"), mods))
+        return Problem(
+            node.key, _unknown_parameter(str(path[-1]), str(error["loc"][2]).strip("<>"), mods), Code.UNKNOWN_KEY
+        )
     if kind == "extra_forbidden":
-        return Problem(node.key, _unknown_key(path))
+        return Problem(node.key, _unknown_key(path), Code.UNKNOWN_KEY)
     if kind in _NO_FORM and len(path) == 2 and path[0] == "mods":
         return _no_mod(node, mods)
-    return Problem(node.place, f"{name}{_wrong_value(error, path, node)}")
+    return Problem(node.place, f"{name}{_wrong_value(error, path, node)}", Code.VALUE)
 
 
 def _wrong_value(error: ErrorDetails, path: Path, node: Node) -> str:
@@ -90,12 +93,14 @@ def _no_mod(node: Node, mods: ModSchemas) -> Problem:
     """An entry of `mods` that names no mod."""
     if not isinstance(node.value, Mapping):
         return Problem(
-            node.place, f"expected a mapping of keys to values, found {describe(node)}; write 'use: NAME' lines"
+            node.place,
+            f"expected a mapping of keys to values, found {describe(node)}; write 'use: NAME' lines",
+            Code.VALUE,
         )
     if "use" not in node.value:
-        return Problem(node.key, f"use is missing; add it, as in 'use: {next(iter(mods))}'")
+        return Problem(node.key, f"use is missing; add it, as in 'use: {next(iter(mods))}'", Code.MISSING)
     use = node.value["use"]
-    return Problem(use.place, f"use: {_choice(use, ', '.join(mods))}")
+    return Problem(use.place, f"use: {_choice(use, ', '.join(mods))}", Code.VALUE)
 
 
 def describe(node: Node) -> str:

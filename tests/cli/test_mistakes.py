@@ -84,7 +84,7 @@ def test_a_plan_where_a_policy_belongs_is_told_as_one(verb, shop, refuse):
     (shop.folder / "plan.json").write_text('{\n "assignments": [],\n "format": "loka.plan",\n "version": 2\n}\n')
     assert refuse(verb, "plan.json", *(("layers.0.up",) if verb == "explain" else ())) == (
         "plan.json: a plan of `loka generate`, no policy; name the policy that it was generated from (its "
-        "policy_files)\n"
+        "policy_files) [LK001]\n"
     )
 
 

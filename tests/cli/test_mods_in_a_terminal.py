@@ -7,7 +7,9 @@ from io import StringIO
 
 import pytest
 
-from loka.cli.output import announce_plan
+from loka.cli.output import announce
+from loka.cli.verbs import init
+from loka.errors import InputError
 from loka.mods.adaptation import Unchanged
 from loka.mods.modded_model import idle_problems
 from loka.mods.policy_loader import load_policy
@@ -33,5 +35,12 @@ def test_reasons_that_many_things_share_are_told_once_and_first(tmp_path) -> Non
 @pytest.mark.parametrize("stream", [Terminal, StringIO])
 def test_planning_is_announced_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch, stream: type[StringIO]) -> None:
     monkeypatch.setattr(sys, "stderr", stream())
-    announce_plan("my.yaml")
+    announce("planning my.yaml")
     assert sys.stderr.getvalue() == ("planning my.yaml ...\n" if stream is Terminal else "")
+
+
+def test_init_says_what_it_does_before_it_reads_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with pytest.raises(InputError, match="there is no module 'nowhere'"):
+        init.command("nowhere:build", inputs=None, batch_size=64, batches=None, loss=None, name=None, out=None)
+    assert sys.stderr.getvalue() == "building nowhere:build, and looking for its GEMMs ...\n"

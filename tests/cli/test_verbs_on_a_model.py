@@ -67,7 +67,7 @@ def test_diff_with_a_file_that_is_no_plan(text, shop, loka):
 def test_diff_with_a_missing_plan(shop, loka):
     ran = loka("diff", shop.policy, "nowhere.json")
     assert ran.status == 2
-    assert ran.err == "nowhere.json: cannot be read (No such file or directory); check the path\n"
+    assert ran.err == "nowhere.json: cannot be read (No such file or directory); check the path [LK034]\n"
 
 
 def test_generate_check_and_force(shop, loka):
@@ -95,7 +95,7 @@ def test_generate_check_and_force(shop, loka):
 def test_train_asks_for_a_generated_and_fresh_package(shop, loka, policy_text):
     ran = loka("train", shop.policy)
     assert ran.status == 1
-    assert ran.err == "generated/shop is not generated yet; run: loka generate policies/shop.yaml\n"
+    assert ran.err == "generated/shop is not generated yet; run: loka generate policies/shop.yaml [LK040]\n"
     assert loka("generate", shop.policy).status == 0
     shop.write_policy(policy_text.replace("max_n: 1}", "max_n: 16}"))
     stale = loka("train", shop.policy)

@@ -61,7 +61,7 @@ def test_around_a_bound_layer(model):
 REFUSED = (
     "LoRA cannot be put around '0' of a Sequential: its forward is part of a generated one (layers.0.up.0, "
     "layers.0.down), which would not call it: remove the patch (patch.remove()) or send these sites back (patch.keep) "
-    "first; or change the model, then generate, then apply"
+    "first; or change the model, then generate, then apply [LK061]"
 )
 
 

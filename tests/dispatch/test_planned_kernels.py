@@ -9,6 +9,7 @@ import torch
 
 from loka import dispatch
 from loka.dispatch.bind import check_model
+from loka.errors import Code
 from loka.kernels import call_counters
 from tests.support import dispatch_sample as sample
 from tests.support.models import dispatch_models as models
@@ -59,7 +60,8 @@ def test_a_missing_library_is_an_error_at_apply_and_the_model_is_left_alone(mode
     monkeypatch.setattr(check_model, "_on_fp8", lambda module: True)
     with pytest.raises(dispatch.BindError) as error:
         sample.apply(model, on(FBGEMM, TORCH, TORCH))
-    assert str(error.value).startswith(f"{sample.__name__} cannot run on this machine; the model is left as it was:")
+    assert str(error.value).startswith(f"{sample.__name__} cannot run on this machine; the model is left as it was ")
+    assert error.value.code is Code.MACHINE
     torchs, fbgemms = (
         next(problem for problem in error.value.problems if name in problem) for name in (*TORCH, *FBGEMM)
     )

@@ -207,7 +207,7 @@ def test_strict_refuses_it_and_leaves_the_model():
     with pytest.raises(dispatch.BindError) as error:
         package.apply(model, strict=True)
     assert str(error.value).startswith(
-        "generated.ranker does not know all of this model, which is left as it was:\n  2 GEMMs of the model are not"
+        "generated.ranker does not know all of this model, which is left as it was [LK052]:\n  2 GEMMs of the model "
     )
     assert not any(isinstance(module, dispatch.Bound) for module in model.modules())
     with warnings.catch_warnings():

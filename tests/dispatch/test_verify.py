@@ -43,11 +43,11 @@ def test_a_reason_is_told_once_with_some_names():
 
 def test_many_reasons_are_cut_and_counted():
     problems = [f"{name}: reason {name // 2}" for name in range(60)] + ["no name", "no name either"]
-    text = str(dispatch.VerifyError("headline:", problems))
+    text = str(dispatch.VerifyError("headline:", problems=problems))
     lines = text.splitlines()
     assert lines[:2] == ["headline:", "  0, 1: reason 0"]
     assert lines[20:] == ["  38, 39: reason 19", "  ... and 22 more (the exception's `problems` has them all)"]
-    assert str(dispatch.VerifyError("headline:", problems[-2:])) == "headline:\n  no name\n  no name either"
+    assert str(dispatch.VerifyError("headline:", problems=problems[-2:])) == "headline:\n  no name\n  no name either"
 
 
 def test_forward_alone(model):

@@ -74,7 +74,7 @@ def test_a_module_that_holds_the_model_is_refused_with_the_attribute(wrap, name)
         sample.apply(held, BLOCKS)
     assert str(error.value) == (
         f"tests.support.dispatch_sample: this {type(held).__name__} holds the model that was planned in its .{name}, "
-        f"and has none of the planned modules itself: apply to that, dispatch_sample.apply(model.{name})"
+        f"and has none of the planned modules itself: apply to that, dispatch_sample.apply(model.{name}) [LK053]"
     )
     assert not any(isinstance(module, dispatch.Bound) for module in held.modules())
 

@@ -1,4 +1,7 @@
-"""Each text of docs/troubleshooting.md is what LoKA prints: provoked on the guide's model, or found in the source."""
+"""Each text of docs/troubleshooting.md and docs/errors.md is what LoKA prints: provoked, or found in the source.
+
+The texts are those of the guide's model. Each code of an error has its section.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,18 @@ import pytest
 import torch
 from torch import nn
 
-from loka.errors import LokaError
+from loka.errors import Code, LokaError
 from tests.support import guide_pages, markdown
 from tests.support.plan.made_profiles import as_version_2
 
 PAGE = markdown.read(markdown.REPOSITORY / "docs" / "troubleshooting.md")
+ERRORS = markdown.read(markdown.REPOSITORY / "docs" / "errors.md")
+SECTIONS = dict(re.findall(r"^### (LK\d+)\n(.*?)(?=^#|\Z)", ERRORS, re.MULTILINE | re.DOTALL))
+# What needs other machines, other mods or a sharded model.
+UNPROVOKED = (
+    Code.SLOW_PATTERN, Code.UNIT, Code.MACHINE, Code.NOT_ADAPTED, Code.RANKS, Code.GATHER, Code.EXPORT,
+    Code.BOUND_MODULE,
+)  # fmt: skip
 ELSEWHERE = PAGE.partition("\n## On GPUs and in several processes\n")[2].partition("\n## ")[0]  # needs other machines
 
 
@@ -30,6 +40,8 @@ def _lines(text: str) -> list[str]:
 
 
 QUOTED = _lines(PAGE.replace(ELSEWHERE, ""))
+for code, section in SECTIONS.items():
+    QUOTED += [line for line in _lines(section) if code not in UNPROVOKED and "is sharded and its input" not in line]
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +50,10 @@ class Branching(nn.Sequential):
     def forward(self, x):
         x = super().forward(x)
         return x * 2 if x.shape[0] > 6 else x
+
+
+def build_linear():
+    return nn.Linear(32, 1)
 
 
 def build_branching():
@@ -111,6 +127,16 @@ class Reader:
 
 def policies(reader: Reader) -> None:
     """Mistakes in a policy."""
+    reader.loka("validate policies/none.yaml")
+    reader.tries("validate", "rules:", "name: again\nrules:")
+    reader.tries("validate", "version: 1\n", "")
+    reader.tries("validate", "rules:", "extends: none.yaml\nrules:")
+    reader.tries("validate", "scaling: auto", "range: static")
+    reader.tries("validate", "tower:build", "tower:build_linear")
+    reader.tries("plan", "{max_n: 16}, compute: keep", '"6", compute: fp8, padding: false')
+    reader.tries("validate", "rules:", "mods: [{use: no_bias}, {use: no_bias}]\nrules:")
+    reader.tries("plan", "rules:", "measurements: none.jsonl\nrules:")
+    reader.loka("diff policies/tower.yaml none.json")
     reader.tries("validate", "scaling: auto", "scaling: rowise")
     reader.tries("validate", "compute: fp8", "computee: fp8")
     reader.tries("validate", "tower:build", "twoer:build")
@@ -198,6 +224,8 @@ def models(reader: Reader) -> None:
     reader.does(fp8.apply, replaced)
     grown = tower.build()
     grown[6] = nn.Sequential(grown[6], nn.Linear(1, 1))
+    reader.does(fp8.apply, grown, mode="serve")
+    reader.does(fp8.apply, grown, strict=True)
     reader.does(fp8.apply, grown)
     other = tower.build()
     other[4].eps = 1e-3
@@ -215,6 +243,7 @@ def models(reader: Reader) -> None:
     reader.does(patch.verify)
     reader.does(model, torch.randn(32, 32, dtype=torch.bfloat16))
     reader.does(patch.keep, "9")
+    reader.does(patch.keep, "3")
 
     def traced() -> None:
         with patch.trace_nonfinite():
@@ -228,6 +257,8 @@ def models(reader: Reader) -> None:
         serving(torch.randn(4, 32))
         serving[3].weight.add_(1)
     reader.does(frozen.verify, backward=False)
+    frozen.remove()
+    reader.does(frozen.verify)
 
 
 def comparisons(reader: Reader) -> None:
@@ -284,7 +315,14 @@ def _templates() -> Iterator[str]:
 
 
 def test_a_text_of_other_machines_is_in_the_source() -> None:
-    quoted = {line.strip().removeprefix("generated.tower").removeprefix("...") for line in _lines(ELSEWHERE)}
-    assert len(quoted) == 7
-    found = {text for template in _templates() for text in quoted if text in template}
-    assert found == quoted
+    elsewhere = [*_lines(ELSEWHERE), *(line for code in UNPROVOKED for line in _lines(SECTIONS[code]))]
+    quoted = {re.sub(r" \[LK\d+\](?=:?$)", "", line.strip()).removeprefix("...") for line in elsewhere}
+    sources = "\n".join(_templates())
+    assert [text for text in quoted if not _printed(text).search(sources)] == []
+
+
+def test_each_code_has_its_section_and_is_one_that_is_raised() -> None:
+    assert list(SECTIONS) == list(Code)  # in their order
+    assert [code for code in SECTIONS if f"[{code}]" not in SECTIONS[code]] == []  # in its example
+    sources = "".join(markdown.read(path) for path in (markdown.REPOSITORY / "loka").rglob("*.py"))
+    assert [code.name for code in Code if not re.search(rf"\bCode\.{code.name}\b", sources)] == []

@@ -30,7 +30,7 @@ from loka.plan.plan import Gain, Plan
 from loka.plan.planner import make_plan, planned
 from loka.plan.select.interaction_times import kernel_names
 from loka.plan.select.perf_model import PerfModel
-from loka.plan.totals import format_total, total_time
+from loka.plan.totals import format_summed, total_time
 from loka.plan.view.diff import diff
 from loka.plan.view.explain import explain
 from loka.plan.view.table import group_sites, interaction_rows
@@ -206,7 +206,7 @@ def test_the_total_counts_interactions(write: Write, plans: dict[str, Plan]) -> 
     assert total.us == pytest.approx(bare.us + chosen)
     assert total.as_is_us == pytest.approx(bare.as_is_us + 3 * chosen, rel=1e-4)
     assert total.interactions == ((TimeSource.MEASURED, 6),)
-    assert format_total(total).startswith("GEMMs with their norms and interactions: ")
+    assert format_summed(total) == "GEMMs with their norms and interactions"
 
 
 def test_without_the_compilers_time_they_are_left_out_and_this_is_said(write: Write, plans: dict[str, Plan]) -> None:
@@ -215,7 +215,7 @@ def test_without_the_compilers_time_they_are_left_out_and_this_is_said(write: Wr
     total = total_time(plan)
     assert total == replace(total_time(replace(plan, interactions=())), left_out=6)  # type: ignore[type-var]
     assert total is not None
-    assert "without 6 interactions, never measured by torch.compile" in format_total(total)
+    assert "without 6 interactions, never measured by torch.compile" in format_summed(total)
     (mod,) = plan.mods
     assert describe_gain(plan, mod) == "its gain is not known: never measured by torch.compile"
     assert describe_gain(plan, replace(mod, use="no_bias")) == ""

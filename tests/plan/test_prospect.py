@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from loka.cli.tables.explain_tables import show_site
 from loka.kernels.measurements.parts import TimeSource
 from loka.plan.planner import Planned, planned
-from loka.plan.totals import format_time_sources, format_total, total_time
+from loka.plan.totals import format_time_sources, total_time
 from loka.plan.view.explain import explain
 from loka.plan.view.table import group_sites, slowed_lines
+from loka.plan.view.verdict import step_table, verdict
 from tests.support.plan.report_plans import plan_of_sites, site_plan
 
 pytestmark = pytest.mark.slow
@@ -136,13 +137,13 @@ def test_a_plan_with_fp8_comes_with_what_fusing_alone_takes(planned_for: Planned
     assert total.as_is_us == alone.as_is_us
     assert total.without_fp8_us <= alone.us < alone.as_is_us  # the second linear has no region of its own in BF16
     assert (alone.without_fp8_us, alone.by_fp8) == (alone.us, 1.0)
-    assert format_total(total).endswith(f"FP8 itself makes it slower, {total.by_fp8:.2f}x")
+    assert f"FP8 itself makes it slower, {total.by_fp8:.2f}x; " in verdict(small)
     assert len(slowed_lines(small)) == 2
     large = planned_for(65536, "compute: fp8, scaling: auto").plan
     total = total_time(large)
     assert total is not None
     assert 1.05 < total.by_fp8 < total.speedup
-    assert "FP8 itself gains" in format_total(total)
+    assert "FP8 itself gains" in verdict(large)
     assert slowed_lines(large) == []
 
 
@@ -170,7 +171,9 @@ def test_extrapolated_times_are_marked_and_a_total_that_has_more_than_a_few_per_
     total = total_time(plan)
     assert total is not None
     assert total.extrapolated == 0.5  # of the time without FP8, and as it is; 0.1 as planned
-    assert format_total(total).startswith("GEMMs with their norms: ~50.0 us a training step; ~40.0 us without FP8, ~")
+    step = step_table(plan)
+    assert step is not None
+    assert step[1][0] == ("us of the GPU", "~40.0", "~40.0", "~50.0")
     assert format_time_sources(total) == (
         "sites: 1 measured, 1 extrapolated; ~: extrapolated beyond measured sizes, 50.0 % of the time"
     )
@@ -178,9 +181,11 @@ def test_extrapolated_times_are_marked_and_a_total_that_has_more_than_a_few_per_
     assert re.search(r": ~5\.0 us, ~20\.0 us .* extrapolated\n~: extrapolated beyond", capsys.readouterr().out)
     show_site(explain(plan, "expert"))
     assert "~" not in capsys.readouterr().out
-    few = total_time(plan_of_sites(*(site_plan(f"expert{number}", us=45.0) for number in range(40)), beyond))
+    many = plan_of_sites(*(site_plan(f"expert{number}", us=45.0) for number in range(40)), beyond)
+    few, step = total_time(many), step_table(many)
     assert few is not None
-    assert "~" not in format_total(few)
+    assert step is not None
+    assert "~" not in "".join(step[1][0])
     assert "~: extrapolated beyond measured sizes, 2.4 % of the time" in format_time_sources(few)
 
 

@@ -8,16 +8,15 @@ import pytest
 
 from loka.devices.spec import Execution
 from loka.plan.plan import Plan, TunedStep
-from loka.plan.totals import Total, total_time
-from loka.plan.view.verdict import step_rows, verdict
+from loka.plan.view.verdict import step_table, verdict
 from loka.policy.policy import ExecutionSpec
 from tests.support.plan.report_plans import plan_of_sites, site_plan
 
 
 def rows(plan: Plan) -> list[tuple[str, ...]]:
-    total = total_time(plan)
-    assert isinstance(total, Total)
-    return step_rows(plan, total)
+    found = step_table(plan)
+    assert found is not None
+    return found[1]
 
 
 def test_it_says_what_fusing_and_what_fp8_gains() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from loka.errors import Code
 from loka.mods.policy_loader import load_policy
 from loka.policy.cascade import resolve_settings
 from loka.policy.policy import Policy
@@ -62,9 +63,11 @@ def resolve(load: Callable[..., Policy]) -> Callable[..., tuple[SiteSettings, ..
 
 @pytest.fixture
 def refused() -> Callable[..., None]:
-    """Asserts that a call reports exactly one problem, at the mark in the text, and says what to do."""
+    """Asserts that a call reports exactly one problem, at the mark in the text, with a code, and says what to do."""
 
-    def check(call: Callable[..., object], files: Text | Mapping[str, Text], says: str, *rest: object) -> None:
+    def check(
+        call: Callable[..., object], files: Text | Mapping[str, Text], code: Code, says: str, *rest: object
+    ) -> None:
         named = files if isinstance(files, Mapping) else {"ranker.yaml": files}
         places = [(name, *place) for name, text in named.items() if (place := unmark(text)[1])]
         assert len(places) == 1, "a test text has one mark"
@@ -74,7 +77,8 @@ def refused() -> Callable[..., None]:
         assert found == places, str(caught.value)
         assert says in caught.value.problems[0].message
         file, line, column = places[0]
-        assert str(caught.value) == f"{file}:{line}:{column}: {caught.value.problems[0].message}"
+        assert caught.value.code is code
+        assert str(caught.value) == f"{file}:{line}:{column}: {caught.value.problems[0].message} [{code}]"
         assert caught.value.exit_status == 2
 
     return check

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from loka.errors import Code
 from loka.numerics.enums import Accumulation, Compute, Format, Fuse, Gemm, Operand, Range, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.policy.cascade import resolve_settings
@@ -221,7 +222,7 @@ def test_contradictions_are_refused_at_the_offending_assignment(
     case: str, resolve: Resolve, refused: Callable[..., None]
 ) -> None:
     text, says, control = CONFLICTS[case]
-    refused(resolve, HEAD + text, says, SITES)
+    refused(resolve, HEAD + text, Code.CONTRADICTION, says, SITES)
     assert len(resolve(HEAD + control, SITES)) == len(SITES)
 
 

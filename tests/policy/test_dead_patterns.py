@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from loka.errors import Code
 from loka.policy.settings import SiteFacts, SiteSettings
 
 HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'
@@ -40,7 +41,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_dead_pattern_is_refused_with_a_hint(case: str, resolve: Resolve, refused: Callable[..., None]) -> None:
     rule, says = CASES[case]
-    refused(resolve, HEAD + f"rules:\n  - {rule}\n", says, SITES)
+    refused(resolve, HEAD + f"rules:\n  - {rule}\n", Code.NO_MATCH, says, SITES)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -50,17 +51,17 @@ def test_optional_excuses_it(case: str, resolve: Resolve) -> None:
 
 
 def test_every_hint_says_how_to_excuse_it(resolve: Resolve, refused: Callable[..., None]) -> None:
-    refused(resolve, HEAD + "rules: [{match: §nothing}]\n", "or set optional: true", SITES)
+    refused(resolve, HEAD + "rules: [{match: §nothing}]\n", Code.NO_MATCH, "or set optional: true", SITES)
 
 
 def test_a_model_without_a_gemm(resolve: Resolve, refused: Callable[..., None]) -> None:
     assert resolve(HEAD, []) == ()
-    refused(resolve, HEAD + "rules: [{match: §'*'}]\n", "the model has no GEMM: correct the factory", [])
-    refused(resolve, HEAD + "rules: [§{match: {max_k: 8}}]\n", "the model has no GEMM", [])
+    refused(resolve, HEAD + "rules: [{match: §'*'}]\n", Code.NO_MATCH, "the model has no GEMM: correct the factory", [])
+    refused(resolve, HEAD + "rules: [§{match: {max_k: 8}}]\n", Code.NO_MATCH, "the model has no GEMM", [])
 
 
 def test_dead_patterns_of_a_large_model_are_found_in_a_moment(resolve: Resolve, refused: Callable[..., None]) -> None:
     sites = [SiteFacts(f"layers.{i}.mlp.fc{i}", "linear", 64, 32, 32, 1e-4) for i in range(10_000)]
     start = time.process_time()
-    refused(resolve, HEAD + "rules: [{match: §'layer.17.mlp.fc17'}]\n", "'layers.*.mlp.fc17'", sites)
+    refused(resolve, HEAD + "rules: [{match: §'layer.17.mlp.fc17'}]\n", Code.NO_MATCH, "'layers.*.mlp.fc17'", sites)
     assert time.process_time() - start < 3.0

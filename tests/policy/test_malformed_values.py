@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from loka.errors import Code
 from loka.mods.policy_loader import load_policy
 from loka.policy.policy import Policy
 from loka.policy.problems import PolicyError
@@ -161,11 +162,34 @@ CASES: dict[str, tuple[str, str]] = {
     "empty measurements": (HEAD + "measurements: §''\n", "measurements: empty"),
 }
 
+CODES = {
+    **{case: Code.MISSING for case in CASES if case.endswith(" missing")},
+    **{case: Code.UNKNOWN_KEY for case in CASES if case.startswith("unknown key")},
+    **dict.fromkeys(
+        (
+            "setting at the top",
+            "operand in defaults",
+            "rule's key in defaults",
+            "transposed fprop",
+            "transposed in the top level",
+            "wrong operand",
+            "compute in an operand",
+            "transposed operand that is read along its rows",
+            "transposed misspelt",
+            "unknown budget",
+            "budget in a GEMM",
+            "unknown criterion",
+        ),
+        Code.UNKNOWN_KEY,
+    ),
+    "extends a list": Code.EXTENDS,
+}
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_refused_at_its_place(case: str, load: Callable[..., Policy], refused: Callable[..., None]) -> None:
     text, says = CASES[case]
-    refused(load, text, says)
+    refused(load, text, CODES.get(case, Code.VALUE), says)
 
 
 NEAREST = [

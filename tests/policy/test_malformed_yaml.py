@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from loka.errors import Code
 from loka.mods.policy_loader import load_policy
 from loka.policy.documents import MAX_BYTES, MAX_DEPTH, MAX_NODES
 from loka.policy.policy import Policy
@@ -80,11 +81,19 @@ CASES: dict[str, tuple[str | bytes, str]] = {
     "a thousand digits": (HEAD.replace("}", f", batch_size: §{'9' * 1000}}}"), "at most 18 digits"),
 }
 
+CODES = {  # of other kinds than the form of the text
+    **dict.fromkeys(("NUL", "control character", "line separator", "Latin-1", "UTF-16"), Code.FILE),
+    **dict.fromkeys(("key without value", "item without value"), Code.MISSING),
+    **dict.fromkeys(
+        ("column after a byte order mark", "column after wide letters", "line after CRLF"), Code.UNKNOWN_KEY
+    ),
+}
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_refused_at_its_place(case: str, load: Callable[..., Policy], refused: Callable[..., None]) -> None:
     text, says = CASES[case]
-    refused(load, text, says)
+    refused(load, text, CODES.get(case, Code.YAML), says)
 
 
 NEAREST = [
@@ -130,7 +139,7 @@ def test_aliases_within_bounds_are_taken(load: Callable[..., Policy]) -> None:
 def test_a_problem_in_an_alias_is_at_the_value_and_at_the_alias_itself(
     load: Callable[..., Policy], refused: Callable[..., None]
 ) -> None:
-    refused(load, HEAD + "defaults: {fprop: {scaling: &s rowwise}, compute: §*s}\n", "is not known")
+    refused(load, HEAD + "defaults: {fprop: {scaling: &s rowwise}, compute: §*s}\n", Code.VALUE, "is not known")
 
 
 def test_large_file_is_refused_unread(load: Callable[..., Policy]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from loka.errors import Code
 from loka.mods.registry import MODS
 from loka.policy.policy import ModRule, Policy
 from loka.policy.problems import PolicyError
@@ -118,11 +119,16 @@ CASES = {
     "note": ("{use: no_bias, note: §3}", "expected text"),
 }
 
+CODES = {
+    **dict.fromkeys(("no name", "nothing"), Code.MISSING),
+    **dict.fromkeys(("misspelt parameter", "another's parameter"), Code.UNKNOWN_KEY),
+}
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_refused_at_its_place(case: str, load: Callable[..., Policy], refused: Callable[..., None]) -> None:
     entry, says = CASES[case]
-    refused(load, mods(entry), says)
+    refused(load, mods(entry), CODES.get(case, Code.VALUE), says)
 
 
 @pytest.mark.parametrize("block", [16, 64, 128, 1024])
@@ -132,7 +138,7 @@ def test_sizes_at_the_ends_load(block: int, load: Callable[..., Policy]) -> None
 
 
 def test_mods_that_are_no_list(load: Callable[..., Policy], refused: Callable[..., None]) -> None:
-    refused(load, HEAD + "mods: §no_bias\n", "begin each item with '- '")
+    refused(load, HEAD + "mods: §no_bias\n", Code.VALUE, "begin each item with '- '")
     assert load(HEAD + "mods: []\n").mods == ()
 
 

@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from loka.bench.quality.heads import Head
 from loka.bench.quality.training_calls import Inputs
-from loka.errors import InputError
+from loka.errors import Code, InputError
 from loka.model.callables import current_directory_importable, find_callable
 from loka.model.inputs import tensors_in
 from loka.mods.adapt import adapt
@@ -96,12 +96,14 @@ def job_of(policy: Policy, steps: int | None, device: str, tested: bool = True) 
         raise InputError(
             f"{policy.where('')}: the policy has no train section; add "
             f'train: {{batches: "package.module:name", loss: "package.module:name"{held_out}}}, functions of '
-            f"(batch_size, seed) and of (output, target){instead}"
+            f"(batch_size, seed) and of (output, target){instead}",
+            Code.MISSING,
         )
     if spec.test is None and tested:
         raise InputError(
             f"{policy.where('train')}: train.test is missing; name a function like batches, for rows that training "
-            "does not see"
+            "does not see",
+            Code.MISSING,
         )
     with current_directory_importable():
         factory = _find(policy, policy.model.factory, "model.factory")

@@ -27,7 +27,7 @@ from loka.bench.ranks.rank_variants import RankVariant, chosen_rank_variants
 from loka.bench.ranks.ranks_report import MeasuredRanks, RankOutcome, RanksReport, write_files
 from loka.bench.results import usable_folder, utc_minute
 from loka.bench.timing import ROUNDS, Progress
-from loka.errors import InputError, LokaError
+from loka.errors import Code, InputError, LokaError
 from loka.model.callables import current_directory_importable
 from loka.mods.modded_model import built_model
 from loka.mods.policy_loader import load_policy
@@ -45,7 +45,8 @@ def check(request: ModelRequest) -> tuple[tuple[Policy, ...], tuple[RankVariant,
             raise InputError(
                 f"{policy.where('')}: --gpus measures training steps, and the policy has no train section; add "
                 'train: {batches: "package.module:name", loss: "package.module:name"}, functions of (batch_size, seed) '
-                "and of (output, target)"
+                "and of (output, target)",
+                Code.MISSING,
             )
     return policies, variants
 

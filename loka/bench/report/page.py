@@ -22,7 +22,7 @@ from loka.bench.report.model_tree import (
     recipe_of,
 )
 from loka.bench.report.site_charts import Distributions, DotChart, TimeChart, distributions, dot_chart, time_chart
-from loka.bench.report.tables import decisions, evidence, finding_rows, shortfalls, total_sentences
+from loka.bench.report.tables import decisions, evidence, finding_rows, shortfalls
 from loka.devices.targets import spec_of
 from loka.plan.format import describe_tuned, format_figure, format_share, format_speedup
 from loka.plan.mod_words import describe_changes, describe_gain, describe_unchanged
@@ -31,7 +31,7 @@ from loka.plan.plan import ModPlan, Plan
 from loka.plan.planner import Planned
 from loka.plan.totals import format_time_sources, predicted_step, total_time
 from loka.plan.view.table import group_sites, name_of_group, rule_names, site_groups
-from loka.plan.view.verdict import verdict
+from loka.plan.view.verdict import step_sentences, step_table, verdict
 from loka.policy.problems import printable
 from loka.probe.profile.profile import Verdict
 from loka.templating.templates import render_page
@@ -93,7 +93,8 @@ class Report:
     tree: tuple[TreeNode, ...]
     opened: bool  # the tree's branches
     times: TimeChart | None
-    times_total: tuple[str, ...]  # sentences below the bars
+    step: Table | None  # its times without LoKA, without FP8 and with it
+    step_sentences: tuple[str, ...]  # below
     steps: MeasuredSteps | None
     errors: DotChart | None
     evidence: Table | None
@@ -122,7 +123,8 @@ def gather(planned: Planned, policy: str, runs: KeptRuns, steps: MeasuredSteps |
         tree=tree,
         opened=_nodes(tree) <= OPEN_NODES,
         times=time_chart(plan),
-        times_total=total_sentences(planned),
+        step=step_table(plan),
+        step_sentences=step_sentences(plan),
         steps=steps,
         errors=errors,
         evidence=evidence(rows[:ROWS]) if errors is not None else None,

@@ -8,8 +8,6 @@ from loka.bench.markdown import Table
 from loka.plan.evidence import over_budget
 from loka.plan.format import format_share, grouped, pattern_of
 from loka.plan.plan import NATIVE, Plan
-from loka.plan.planner import Planned
-from loka.plan.totals import format_host, format_time_sources, format_total, total_time
 from loka.plan.view.table import (
     DECISIONS,
     EVIDENCE,
@@ -47,15 +45,6 @@ def shortfalls(plan: Plan, rows: Sequence[PlanRow]) -> list[str]:
 def decisions(rows: Sequence[PlanRow]) -> Table:
     """A row for each site, or for several alike ones."""
     return DECISIONS, [tuple(cell or NOTHING for cell in cells) for cells in cells_of(rows, DECISIONS)]
-
-
-def total_sentences(planned: Planned) -> tuple[str, ...]:
-    """The time of a training step, what FP8 itself gains, and what the step waits for; none without measurements."""
-    plan, total = planned.plan, total_time(planned.plan)
-    if total is None:
-        return ()
-    found, host = f"{format_total(total)} ({format_time_sources(total)}).", format_host(plan, total)
-    return (found, f"{host[:1].upper()}{host[1:]}.") if host else (found,)
 
 
 def evidence(rows: Sequence[PlanRow]) -> Table:

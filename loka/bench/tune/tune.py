@@ -22,7 +22,7 @@ from loka.bench.timing import Progress
 from loka.bench.tune.tune_steps import Measure, StepMeasurer, TimedDevice
 from loka.devices.spec import Execution
 from loka.devices.targets import GPUS, device_named, spec_of
-from loka.errors import CheckFailedError, InputError
+from loka.errors import CheckFailedError, Code, InputError
 from loka.kernels.measurements.versions import Versions
 from loka.plan.tuning.candidates import STANDING_TITLE, Candidate, Candidates
 from loka.plan.tuning.record import MeasuredCandidate, TunedKey, TunedRecord
@@ -66,7 +66,8 @@ def check_policy(policy: Policy, synthetic: bool) -> None:
         raise InputError(
             f"{policy.where('')}: loka tune measures your training step, and the policy has no train section; add "
             'train: {batches: "package.module:name", loss: "package.module:name"}, functions of (batch_size, seed) and '
-            "of (output, target), or measure example inputs with a synthetic loss: loka tune --synthetic"
+            "of (output, target), or measure example inputs with a synthetic loss: loka tune --synthetic",
+            Code.MISSING,
         )
 
 

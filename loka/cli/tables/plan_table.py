@@ -12,7 +12,7 @@ from loka.plan.format import format_figure, format_ne, format_share, format_spee
 from loka.plan.mod_words import describe_mod, describe_unchanged
 from loka.plan.ne import planned_ne
 from loka.plan.plan import NATIVE, Plan
-from loka.plan.totals import format_host, format_summed, format_time_sources, total_time
+from loka.plan.totals import format_summed, total_time
 from loka.plan.view.coverage import coverage_of
 from loka.plan.view.table import (
     EVIDENCE,
@@ -27,7 +27,7 @@ from loka.plan.view.table import (
     interaction_rows,
     uncalled_lines,
 )
-from loka.plan.view.verdict import STEP, step_rows, verdict
+from loka.plan.view.verdict import step_sentences, step_table, verdict
 
 if TYPE_CHECKING:
     from loka.bench.quality.training import PairResult
@@ -45,8 +45,12 @@ def show_plan(plan: Plan, all_sites: bool, notes: Sequence[str] = (), prospect: 
     """Print the verdict, a step's times, the sites, notes, what could not be patched, mods, budgets and coverage."""
     print_line(f"{verdict(plan)}.")
     if prospect is not None:
-        print_line(f"{_capital(prospect.describe(plan.batch_size))}.")
-    show_step(plan)
+        print_line(f"{prospect.describe(plan.batch_size)}.")
+    step = step_table(plan)
+    if step is not None:
+        print()
+        print_table(*step, step[0][1:])
+    _print_lines(step_sentences(plan))
     print()
     rows = group_sites(plan, not all_sites)
     show_rows(rows, _hidden(plan, any(row.count > 1 for row in rows)))
@@ -64,20 +68,6 @@ def show_plan(plan: Plan, all_sites: bool, notes: Sequence[str] = (), prospect: 
     _show_ne(plan)
     if any(site.site.calls for site in plan.sites):
         _show_coverage(plan)
-
-
-def show_step(plan: Plan) -> None:
-    """Print a step's times as a table, what they are of and by, and what the step waits for; nothing without times."""
-    total = total_time(plan)
-    if plan.measurements is None or total is None:
-        return
-    print()
-    rows = step_rows(plan, total)
-    print_table(STEP[: len(rows[0])], rows, STEP[1:])
-    print_line(f"Predicted for {format_summed(total)} by {plan.measurements[0]} ({format_time_sources(total)}).")
-    host = format_host(plan, total)
-    if host:
-        print_line(f"{_capital(host)}.")
 
 
 def show_rows(rows: Sequence[PlanRow], hidden: frozenset[str]) -> None:
@@ -225,7 +215,3 @@ def _letter(number: int) -> str:
     """a, b, ..., z, a2, b2, ..."""
     again, place = divmod(number - 1, 26)
     return chr(ord("a") + place) + (str(again + 1) if again else "")
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

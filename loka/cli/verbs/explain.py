@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, announce_plan, print_json
+from loka.cli.output import Json, PolicyPath, announce, print_json
 
 NAME = "explain"
 
@@ -17,7 +17,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Explain one site: what it is, what runs and why, the rule that set each field, and its profile."""
-    announce_plan(policy)
+    announce(f"planning {policy}")
     from loka.cli.tables.explain_tables import show_site
     from loka.plan.planner import planned
     from loka.plan.view.explain import explain

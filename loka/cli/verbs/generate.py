@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, announce_plan, print_json, print_line
+from loka.cli.output import Json, PolicyPath, announce, print_json, print_line
 from loka.errors import CheckFailedError, InputError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Generate the package for a policy."""
-    announce_plan(policy)
+    announce(f"planning {policy}")
     from loka.cli.output import note
     from loka.cli.tables.plan_table import show_skipped
     from loka.codegen.generation import generate

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import Json, note, print_json
+from loka.cli.output import Json, announce, note, print_json
 from loka.cli.verbs.schema import schema_text
 from loka.paths import write_file
 
@@ -55,6 +55,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Draft a first policy from the model."""
+    announce(f"building {model}, and looking for its GEMMs")
     from loka.errors import InputError
     from loka.plan.draft import (
         DraftOptions,
@@ -78,6 +79,7 @@ def command(
     if name is None or path is None:  # named after the class
         name = policy_name(model, found.model_class)
         path = _free(Path(f"policies/{name}.yaml"), force)
+    announce("planning the draft")
     options = DraftOptions(name, model, inputs, batch_size, batches, loss)
     found = checked(options, found)
     text = draft_policy(options, found.sites, found.mods, could=found.could)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, announce_plan, note, print_json, print_line
+from loka.cli.output import Json, PolicyPath, announce, note, print_json, print_line
+from loka.errors import Code
 
 if TYPE_CHECKING:
     from loka.plan.plan import Plan
@@ -29,7 +30,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Show what each GEMM will run in, and why."""
-    announce_plan(policy)
+    announce(f"planning {policy}")
     from loka.cli.tables.plan_table import show_plan
     from loka.errors import CheckFailedError
     from loka.mods.policy_loader import load_policy
@@ -54,7 +55,7 @@ def command(
             note(f"next: {following}")
     over = over_budget_message(plan)
     if over:
-        raise CheckFailedError(over)
+        raise CheckFailedError(over, Code.OVER_BUDGET)
 
 
 def next_step(plan: Plan, policy: Policy) -> str:

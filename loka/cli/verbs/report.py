@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, announce_plan, check_not_own, note, print_json
+from loka.cli.output import Json, PolicyPath, announce, check_not_own, note, print_json
 from loka.errors import InputError
 from loka.paths import check_replaceable, write_file
 
@@ -36,7 +36,7 @@ def command(
 
     It has charts, also of the runs that loka train and compare keep in build/train and build/compare.
     """
-    announce_plan(policy)
+    announce(f"planning {policy}")
     from loka.bench.report.loss_curves import kept_runs
     from loka.bench.report.measured_steps import measured_steps
     from loka.bench.report.page import gather, is_html_report, to_html

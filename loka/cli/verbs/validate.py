@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from loka.cli.output import Json, PolicyPath, announce_plan, note, print_json, print_line
+from loka.cli.output import Json, PolicyPath, announce, note, print_json, print_line
 
 NAME = "validate"
 
@@ -20,7 +20,7 @@ def command(
 ) -> None:
     """Check a policy: its language, its callables, and that every pattern matches a site."""
     if not no_model:
-        announce_plan(policy)
+        announce(f"planning {policy}")
     from loka.mods.policy_loader import load_policy
 
     loaded = load_policy(policy)

@@ -12,6 +12,7 @@ from torch import nn
 from loka.dispatch.bind.bound import Bound
 from loka.dispatch.bind.wrappers import ClosedWrapperError, unwrap
 from loka.dispatch.dispatch_errors import BindError, NewModelWarning
+from loka.errors import Code
 from loka.graph.wrappers import unsharded_class
 from loka.mods.adapt import AdaptError, is_adapted, undone_on_error
 from loka.mods.adapt import adapt as carry_out
@@ -28,7 +29,7 @@ def adapt(model: nn.Module, package: str, adaptations: Sequence[Adaptation]) -> 
     reason why it differs from the planned one, and if it is wrapped, compiled, sharded or bound.
     """
     if not isinstance(model, nn.Module):
-        raise BindError(f"{package}: adapt takes the model, an nn.Module, not {type(model).__name__}")
+        raise BindError(f"{package}: adapt takes the model, an nn.Module, not {type(model).__name__}", Code.ARGUMENT)
     with adapting(model, package, adaptations, stacklevel=5):
         pass
 
@@ -41,7 +42,7 @@ def adapting(model: nn.Module, package: str, adaptations: Sequence[Adaptation], 
         return
     problems = _problems(model)
     if problems:
-        raise BindError(f"{package} cannot adapt this model, which is left as it was:", problems)
+        raise BindError(f"{package} cannot adapt this model, which is left as it was:", Code.NOT_ADAPTED, problems)
     with undone_on_error(model):
         try:
             carry_out(model, adaptations)
@@ -58,11 +59,13 @@ def _is_done(model: nn.Module, package: str, adaptations: Sequence[Adaptation]) 
         with unwrapped(unwrap(model), _inside) as root:
             return is_adapted(root, adaptations)
     except ClosedWrapperError as error:
-        raise BindError(f"{package}: the model is wrapped in {error}: adapt before wrapping") from error
+        raise BindError(f"{package}: the model is wrapped in {error}: adapt before wrapping", Code.WRAPPED) from error
     except AdaptError as error:
         closed = next((name for module in model.modules() if (name := _closed(module)) is not None), None)
         if closed is not None:
-            raise BindError(f"{package}: a part of the model is wrapped in {closed}: adapt before wrapping") from error
+            raise BindError(
+                f"{package}: a part of the model is wrapped in {closed}: adapt before wrapping", Code.WRAPPED
+            ) from error
         raise _refused(package, error) from error
 
 
@@ -97,7 +100,7 @@ def _problems(model: nn.Module) -> list[str]:
 
 def _refused(package: str, error: AdaptError) -> BindError:
     headline = str(error).splitlines()[0]
-    return BindError(f"{package}: {headline}", error.problems)
+    return BindError(f"{package}: {headline}", Code.NOT_ADAPTED, error.problems)
 
 
 def _said(package: str, adaptations: Sequence[Adaptation]) -> str:

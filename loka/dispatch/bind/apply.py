@@ -19,6 +19,7 @@ from loka.dispatch.bound_state import BoundModule, bind, unbind
 from loka.dispatch.dispatch_errors import BindError, LokaWarning
 from loka.dispatch.patch import Patch
 from loka.dispatch.static_scales import keep_from_ddp, names_in
+from loka.errors import Code
 from loka.kernels.flop_formulas import register_flop_formulas
 from loka.mods.adaptation import Adaptation
 
@@ -54,7 +55,7 @@ def apply(
     if mode not in MODES:
         close = difflib.get_close_matches(str(mode), MODES, n=1, cutoff=0.3)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise BindError(f"{package}: mode must be 'train' or 'infer', not {mode!r}{hint}")
+        raise BindError(f"{package}: mode must be 'train' or 'infer', not {mode!r}{hint}", Code.ARGUMENT)
     with adapting(model, package, adaptations, stacklevel=5):
         bound, unplanned = _bound(root, package, bindings, mode, strict)
     # The warning points to the caller of the generated package's apply.
@@ -75,18 +76,21 @@ def _bound(
             inner = path if all(part.isidentifier() for part in path.split(".")) else f"get_submodule({path!r})"
             raise BindError(
                 f"{package}: this {type(root).__name__} holds the model that was planned in its .{inner}, and has none "
-                f"of the planned modules itself: apply to that, {package.rpartition('.')[2]}.apply(model.{inner})"
+                f"of the planned modules itself: apply to that, {package.rpartition('.')[2]}.apply(model.{inner})",
+                Code.WRAPPED,
             )
-        raise BindError(f"{package} does not fit this model, which is left as it was:", problems)
+        raise BindError(f"{package} does not fit this model, which is left as it was:", Code.OTHER_MODEL, problems)
     problems = library_problems(matches, mode)
     if problems:
-        raise BindError(f"{package} cannot run on this machine; the model is left as it was:", problems)
+        raise BindError(f"{package} cannot run on this machine; the model is left as it was:", Code.MACHINE, problems)
     planned = planned_model_of(package)
     if planned is None and strict:
-        raise BindError(f"{package}: strict needs a plan.json of this LoKA beside the package: {AGAIN}")
+        raise BindError(f"{package}: strict needs a plan.json of this LoKA beside the package: {AGAIN}", Code.UNPLANNED)
     unplanned = unplanned_products(root, planned) if planned is not None else ""
     if unplanned and strict:
-        raise BindError(f"{package} does not know all of this model, which is left as it was:", [unplanned])
+        raise BindError(
+            f"{package} does not know all of this model, which is left as it was:", Code.UNPLANNED, [unplanned]
+        )
     # Do everything that can fail before the first module changes.
     derived = [(match, derive(match.binding.bound, type(match.module), mode == "infer")) for match in matches]
     prepared = [(match, bound_class, frozen(bound_class, match.module)) for match, bound_class in derived]
@@ -107,8 +111,8 @@ def _bound(
 
 def _root(model: Any, package: str) -> nn.Module:
     if not isinstance(model, nn.Module):
-        raise BindError(f"{package}: apply takes the model, an nn.Module, not {type(model).__name__}")
+        raise BindError(f"{package}: apply takes the model, an nn.Module, not {type(model).__name__}", Code.ARGUMENT)
     try:
         return unwrap(model)
     except ClosedWrapperError as error:
-        raise BindError(f"{package}: the model is wrapped in {error}: apply before wrapping") from None
+        raise BindError(f"{package}: the model is wrapped in {error}: apply before wrapping", Code.WRAPPED) from None

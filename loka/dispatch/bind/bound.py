@@ -32,6 +32,7 @@ from loka.dispatch.bind.frozen import (
 from loka.dispatch.bind.frozen_guard import guard_weights, parameter_at
 from loka.dispatch.dispatch_errors import BindError, FrozenWeightError
 from loka.dispatch.static_scales import StaticScale, drop_static_scales, renew_overflow_stats, set_static_scales
+from loka.errors import Code
 from loka.graph.fingerprint import Fingerprint
 from loka.graph.source import in_script, script_file
 from loka.graph.wrappers import unsharded_class
@@ -147,7 +148,8 @@ class Bound(nn.Module):
         if isinstance(reduced, str) or reduced[0] is not copyreg.__newobj__ or reduced[1] != (derived,):  # type: ignore[attr-defined]
             raise BindError(
                 f"{type_name(derived.loka_original)} pickles in a way of its own (__reduce__), which a bound module "
-                "cannot follow: remove the patch before copying or saving the whole model, or save its state_dict"
+                "cannot follow: remove the patch before copying or saving the whole model, or save its state_dict",
+                Code.BOUND_MODULE,
             )
         state = without_frozen(reduced[2]) if derived.loka_is_frozen else reduced[2]
         return _rebuild, (derived.loka_generated, derived.loka_original, derived.loka_is_frozen), state, *reduced[3:]
@@ -183,7 +185,8 @@ class Bound(nn.Module):
             if lost := [each.site for each in self.loka.gathered if not each.hook_again()]:
                 raise BindError(
                     f"{', '.join(lost)}: the model was moved or cast after gather_fp8, which the hooks on its weights "
-                    "do not survive: move and cast it before"
+                    "do not survive: move and cast it before",
+                    Code.GATHER,
                 )
             return self
         finally:
@@ -275,7 +278,8 @@ def refresh(module: Bound) -> None:
             raise BindError(
                 f"{', '.join(module.loka.sites)}: FSDP has split the weights since apply, so that they "
                 "cannot be quantized again, and the frozen ones stay as they are: load the weights, apply with "
-                "mode='infer', then shard (fully_shard), in this order"
+                "mode='infer', then shard (fully_shard), in this order",
+                Code.FROZEN,
             )
         freeze(module)
 
@@ -329,7 +333,8 @@ def _frozen_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
             raise FrozenWeightError(
                 f"{', '.join(self.loka.sites)}: frozen FP8 weights have no rules for torch.func (vmap, grad, jvp): "
-                "call the model outside, or apply the package with mode='train'"
+                "call the model outside, or apply the package with mode='train'",
+                Code.FROZEN,
             )
         # Calls nothing written in Python: of a frame that Dynamo skips it compiles those.
         for parameters, name, address, version in self.loka.frozen_marks:
@@ -373,7 +378,8 @@ def _refuse_gradients(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
         return
     raise FrozenWeightError(
         f"a module bound with mode='infer' was called while {wanted} need gradients, and frozen FP8 weights give none: "
-        "call the model under torch.no_grad() or torch.inference_mode(), or apply the package with mode='train'"
+        "call the model under torch.no_grad() or torch.inference_mode(), or apply the package with mode='train'",
+        Code.FROZEN,
     )
 
 

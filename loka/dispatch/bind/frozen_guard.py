@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loka.dispatch.dispatch_errors import FrozenWeightError
+from loka.errors import Code
 from loka.graph.capture.sources import parsed
 
 
@@ -34,7 +35,8 @@ def guard_weights(trace: Any, refresh: Callable[[Any], None]) -> None:
         if not name.startswith((f"{own}.", f"{own}[")) and _named(name, output) is not parameter_at(bound, path):
             raise FrozenWeightError(
                 f"{', '.join(bound.loka.sites)}: compiled code calls the module with other weights (functional_call) "
-                "than were frozen: call it so outside of the compiled code, or apply the package with mode='train'"
+                "than were frozen: call it so outside of the compiled code, or apply the package with mode='train'",
+                Code.FROZEN,
             )
     guarded = next((each.create_fn for each in output.guards if getattr(each.create_fn, "func", None) is _add), None)
     if guarded is None:  # one for all modules: calling it takes longer than comparing

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loka.dispatch.dispatch_errors import BindError
+from loka.errors import Code
 from loka.paths import open_plain
 
 MANIFEST = "manifest.json"
@@ -33,7 +34,8 @@ def check_stamps(package: str, stamp: str, *others: str) -> None:
     found, outputs = _manifest(Path(where, MANIFEST)) if file else ("", {})
     if any(other != stamp for other in (*others, found)):
         raise BindError(
-            f"{where}: its files are not of one generation (it was cut short, or files were mixed): {again}"
+            f"{where}: its files are not of one generation (it was cut short, or files were mixed): {again}",
+            Code.PACKAGE,
         )
     if os.environ.get(EDITED) == "allow":
         return
@@ -43,7 +45,8 @@ def check_stamps(package: str, stamp: str, *others: str) -> None:
     if changed:
         raise BindError(
             f"{where}: changed since it was generated (edited, or damaged): {', '.join(changed)}: {again}, or, to "
-            f"import what you have edited yourself, set {EDITED}=allow in the environment"
+            f"import what you have edited yourself, set {EDITED}=allow in the environment",
+            Code.PACKAGE,
         )
 
 

@@ -23,7 +23,7 @@ from loka.dispatch.guard.saved_state import OTHER_STATE, SavedModule, read_state
 from loka.dispatch.guard.verdicts import Fault, Judge, Norms, Past, promises, read
 from loka.dispatch.patch import Patch
 from loka.dispatch.shard.ranks import Ranks
-from loka.errors import InputError
+from loka.errors import Code, InputError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -368,7 +368,9 @@ def _inner(model: Any) -> nn.Module:
     try:
         return unwrap(model)
     except ClosedWrapperError as error:
-        raise BindError(f"guard: the model is wrapped in {error}, whose modules cannot run by themselves") from None
+        raise BindError(
+            f"guard: the model is wrapped in {error}, whose modules cannot run by themselves", Code.WRAPPED
+        ) from None
 
 
 def _check_model(model: nn.Module, bound: tuple[BoundModule, ...]) -> None:
@@ -376,7 +378,8 @@ def _check_model(model: nn.Module, bound: tuple[BoundModule, ...]) -> None:
     if missing := [each.name for each in bound if id(each.module) not in inside]:
         raise BindError(
             f"guard: the patch is of another model than the one given, which lacks its {missing[0]!r}: give the guard "
-            "the model that apply was given"
+            "the model that apply was given",
+            Code.OTHER_MODEL,
         )
 
 

@@ -20,6 +20,7 @@ from loka.dispatch.bound_state import BoundModule
 from loka.dispatch.dispatch_errors import BindError
 from loka.dispatch.shard.gathered_weight import GatheredWeight
 from loka.dispatch.shard.ranks import Ranks, require_same
+from loka.errors import Code
 
 Place = tuple[int, str]  # of a parameter: the id of the module that has it, and its name there
 
@@ -130,11 +131,15 @@ def gather_fp8(package: str, root: nn.Module, bound: Sequence[tuple[BoundModule,
     """`Patch.gather_fp8` for the bound modules of a patch; `root` holds them and all FSDP units."""
     parameters = list(_sharded(root))
     if not parameters:
-        raise BindError(f"{package}: no parameter of this model is sharded: fully_shard first, then gather_fp8")
+        raise BindError(
+            f"{package}: no parameter of this model is sharded: fully_shard first, then gather_fp8", Code.GATHER
+        )
     groups = (group for each in parameters for group in each.group.mesh_info.mesh.get_all_groups())
     require_same(package, bound, Ranks(*dict.fromkeys(groups)))
     if any(each.counters.mode == "infer" for each, _ in bound):
-        raise BindError(f"{package}: with mode='infer' every rank has the FP8 weights: there is nothing to gather")
+        raise BindError(
+            f"{package}: with mode='infer' every rank has the FP8 weights: there is nothing to gather", Code.GATHER
+        )
     at = {place: each for each in parameters for place in each.places}
     # A parameter that modules share is read under one name; by the others in children whose forwards are not called.
     read = {_place(module, path) for _, module in bound for _, path, _ in module.loka_gatherable}
@@ -176,16 +181,19 @@ def _reason(package: str, site: str, found: _Sharded) -> str | None:
     if found.is_resharded_to_some:
         raise BindError(
             f"{package}: {site}: FSDP2 cannot gather FP8 with a number of ranks as reshard_after_forward: give "
-            "fully_shard reshard_after_forward=True or False"
+            "fully_shard reshard_after_forward=True or False",
+            Code.GATHER,
         )
     if hasattr(found.fsdp_param, "_unsharded_param"):
         raise BindError(
             f"{package}: {site}: FSDP has gathered the weight before, and keeps to that form: call gather_fp8 after "
-            "fully_shard and before the first forward"
+            "fully_shard and before the first forward",
+            Code.GATHER,
         )
     if found.fsdp_param.sharded_param.is_meta:
         raise BindError(
-            f"{package}: {site}: the weight is on the meta device: give it values (to_empty), then gather_fp8"
+            f"{package}: {site}: the weight is on the meta device: give it values (to_empty), then gather_fp8",
+            Code.GATHER,
         )
     return None
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from loka.errors import InputError
+from loka.errors import Code, InputError
 
 _aten = torch.ops.aten
 _ALIASES = frozenset({_aten.detach.default, _aten.alias.default, _aten.as_strided.default, _aten.view_as.default})
@@ -57,5 +57,6 @@ class GatheredWeight(Tensor):
         raise InputError(
             f"{func} reads a weight that FSDP has gathered in FP8 (patch.gather_fp8()), which generated kernels alone "
             "do: a module's own forward, and anything else that reads the weight in the forward or the backward, needs "
-            "it in the model's dtype: do not call gather_fp8, or keep its sites in the policy (compute: keep)"
+            "it in the model's dtype: do not call gather_fp8, or keep its sites in the policy (compute: keep)",
+            Code.GATHER,
         )

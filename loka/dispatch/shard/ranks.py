@@ -14,6 +14,7 @@ from loka.dispatch.bind.bound import Bound, derived_class
 from loka.dispatch.bind.unplanned import few
 from loka.dispatch.bound_state import BoundModule
 from loka.dispatch.dispatch_errors import BindError
+from loka.errors import Code
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -82,5 +83,6 @@ def require_same(package: str, bound: Sequence[tuple[BoundModule, Bound]], ranks
     raise BindError(
         f"{package}: ranks that train together have bound different things: give all of them the folder of one "
         "generation (STAMP in its __init__.py), and call apply and keep alike on every rank:",
+        Code.RANKS,
         problems,
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from loka.errors import InputError
+from loka.errors import Code, InputError
 from loka.graph.ir import GEMMS
 from loka.graph.patterns.norm import BATCH_NORM
 from loka.graph.sites import flow
@@ -216,14 +216,19 @@ def find_site(plan: Plan, name: str) -> SitePlan:
     near = difflib.get_close_matches(name, names, n=3) if len(names) <= 2000 else []
     hints = list(dict.fromkeys([*near, *inside]))[:3]
     if not names:
-        raise InputError(f"no site is called {name!r} in {plan.name!r}: its model has no GEMM, so that it has no sites")
+        raise InputError(
+            f"no site is called {name!r} in {plan.name!r}: its model has no GEMM, so that it has no sites",
+            Code.NO_MATCH,
+        )
     hint = (
         f"did you mean {' or '.join(repr(other) for other in hints)}?"
         if hints
         else f"{'they are' if len(names) <= _LISTED else 'there are, for example,'} "
         + ", ".join(repr(other) for other in names[:_LISTED])
     )
-    raise InputError(f"no site is called {name!r} in {plan.name!r}; {hint} (`loka plan` lists all {len(names)})")
+    raise InputError(
+        f"no site is called {name!r} in {plan.name!r}; {hint} (`loka plan` lists all {len(names)})", Code.NO_MATCH
+    )
 
 
 def _untimed(plan: Plan, found: SitePlan) -> str:

@@ -5,9 +5,17 @@ from __future__ import annotations
 from loka.devices.targets import spec_of
 from loka.plan.format import EXTRAPOLATED, describe_tuned, format_figure, format_share, format_speedup
 from loka.plan.plan import Plan
-from loka.plan.totals import FEW, Total, format_by_fp8, predicted_step, total_time
+from loka.plan.totals import (
+    FEW,
+    format_by_fp8,
+    format_host,
+    format_summed,
+    format_time_sources,
+    predicted_step,
+    total_time,
+)
 
-STEP = ("a training step", "compiled BF16", "LoKA without FP8", "LoKA with FP8")
+_STEP = ("a training step", "compiled BF16", "LoKA without FP8", "LoKA with FP8")
 
 
 def verdict(plan: Plan) -> str:
@@ -36,11 +44,14 @@ def verdict(plan: Plan) -> str:
     return f"{where}: {gain}; {fp8}"
 
 
-def step_rows(plan: Plan, total: Total) -> list[tuple[str, ...]]:
-    """The rows of STEP: the GPU's time, the host's where it is predicted, and the speed-up over compiled BF16.
+def step_table(plan: Plan) -> tuple[tuple[str, ...], list[tuple[str, ...]]] | None:
+    """The columns and rows of a step's times: the GPU's, the host's where it is predicted, the speed-up over BF16.
 
-    A plan without FP8 has no last column.
+    A plan without FP8 has no last column. None without times.
     """
+    total = total_time(plan)
+    if plan.measurements is None or total is None:
+        return None
     mark = EXTRAPOLATED if total.extrapolated > FEW else ""
     gpu, host, step = (total.as_is_us, total.without_fp8_us, total.us), None, predicted_step(plan, total)
     if step is not None:
@@ -50,7 +61,18 @@ def step_rows(plan: Plan, total: Total) -> list[tuple[str, ...]]:
     rows = [("us of the GPU", *(mark + format_figure(us) for us in gpu))]
     rows += [("us of the host", *map(format_figure, host))] if host is not None else []
     rows.append(("speed-up", *(format_speedup(waits[0] / us) for us in waits)))
-    return [row if plan.share_fp8 > 0 else row[:-1] for row in rows]
+    shown = len(_STEP) if plan.share_fp8 > 0 else len(_STEP) - 1
+    return _STEP[:shown], [row[:shown] for row in rows]
+
+
+def step_sentences(plan: Plan) -> tuple[str, ...]:
+    """What a step's times are of and by, and what the step waits for; () without times."""
+    total = total_time(plan)
+    if plan.measurements is None or total is None:
+        return ()
+    found = f"Predicted for {format_summed(total)} by {plan.measurements[0]} ({format_time_sources(total)})."
+    host = format_host(plan, total)
+    return (found, f"{host[:1].upper()}{host[1:]}.") if host else (found,)
 
 
 def measurements_note(plan: Plan) -> str:

@@ -86,7 +86,7 @@ def test_without_times_and_for_the_reference_path() -> None:
     found = report(plan)
     assert headline(found, "predicted speed-up").value == "not known"
     assert headline(found, "target").value == "reference"
-    assert (found.times, found.times_total) == (None, ())
+    assert (found.times, found.step, found.step_sentences) == (None, None, ())
 
 
 def test_a_change_of_ne_beyond_the_budget_is_bad() -> None:
