@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 SPACES, TIGHT = 3, 2  # columns of a terminal between two of a table
-_COMFORT = 20  # a cell of text is wrapped to no less
+COMFORT = 20  # a cell of text is wrapped to no less
 _FIELDS = "   "  # between the fields of a paragraph
 _INDENT = "    "
 
@@ -50,7 +50,7 @@ def _fitted_widths(
     for place, column in enumerate(columns):
         text = longest[place]
         if column not in numbers and (place > 0 or text > room // 2):
-            text = max([min(text, _COMFORT), *(_longest_word(row[place]) for row in rows)])
+            text = max([min(text, COMFORT), *(_longest_word(row[place]) for row in rows)])
         least.append(max(_longest_word(column), text))
     if sum(least) > room:
         return None

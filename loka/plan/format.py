@@ -196,17 +196,21 @@ def common_pattern(names: Sequence[str]) -> str:
 
 
 def rule_patterns(names: Sequence[str], others: Iterable[str] = ()) -> list[str]:
-    """Globs that a rule takes for these names: one for those that differ only in numbers.
+    """Globs that a rule takes for these names: one, or where it would match others, one for those that are alike.
 
-    A few names are listed instead where their glob would match others, too.
+    A few names are listed instead where such a glob would match others, too.
     """
-    found: list[str] = []
-    for alike in grouped(names, pattern_of):
-        glob = common_pattern(alike)
-        few = 1 < len(alike) <= _FEW
-        more = few and any(fnmatchcase(each, glob) and each not in alike for each in others)
-        found += alike if more else [glob]
-    return found
+    if len(names) == 1:
+        return list(names)
+    rest = set(others).difference(names)
+
+    def alone(glob: str) -> bool:
+        return not any(fnmatchcase(each, glob) for each in rest)
+
+    whole, globs = common_pattern(names), list(map(common_pattern, grouped(names, pattern_of)))
+    if len(globs) > 1 and "." in whole and alone(whole):
+        return [whole]
+    return globs if len(names) > _FEW or all(map(alone, globs)) else list(names)
 
 
 def describe_tuned(tuned: TunedStep) -> str:

@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from loka.cli import output
 from loka.cli.table_layout import table_lines, wrapped
 from loka.cli.tables import plan_table
+from tests.support.plan.report_plans import plan_of_sites, site_plan
 
 ROOM = 60
 COLUMNS = ("GEMM", "kernel", "us", "reason")
@@ -103,6 +105,24 @@ def test_a_plan_names_every_site_and_reason_in_whole(shop, loka, monkeypatch):
     for name in ("dense", "layers.0.down", "layers.0.up", "layers.1.down", "layers.1.up", "head"):
         assert any(line.split()[:1] == [name] for line in narrow.splitlines()), name
     assert {word for word in words(wide) if "shop.yaml:" in word} <= words(narrow)
+
+
+def test_the_names_of_a_row_are_wrapped_before_columns_are_left_out(monkeypatch, capsys):
+    members = tuple(f"towers.user.attention.{part}" for part in ("query", "key", "value"))
+    merged = site_plan("towers.user.attention.query+2")
+    merged = replace(merged, site=replace(merged.site, members=members))
+    for module in (output, plan_table):
+        monkeypatch.setattr(module, "terminal_width", lambda: 80)
+    plan_table.show_plan(plan_of_sites(merged, site_plan("towers.user.attention.out")), all_sites=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    head = next(line for line in lines if line.startswith("site "))
+    assert {"BF16", "no", "FP8", "why"} <= set(head.split())
+    assert [line.split()[0] for line in lines if line.startswith("towers")][:3] == [
+        f"{members[0]},",
+        f"{members[1]},",
+        members[2],
+    ]
 
 
 @pytest.mark.slow

@@ -95,6 +95,9 @@ def test_a_few_sites_are_listed_where_their_pattern_would_match_others() -> None
     assert rule_patterns([f"mlp.{number}" for number in range(1, 9)], ["mlp.0"]) == ["mlp.*"]  # too many
     parts = [f"layers.{layer}.{part}" for layer in range(4) for part in "qk"]
     assert rule_patterns(parts, [*parts, "layers.0.o"]) == ["layers.*.q", "layers.*.k"]
+    assert rule_patterns(parts, [*parts, "head"]) == ["layers.*.*"]
+    assert rule_patterns(parts[:2], [*parts[:2], "layers.0.o"]) == parts[:2]
+    assert rule_patterns(["a.0", "b"], ["a.0", "b"]) == ["a.0", "b"]
 
 
 def test_only_whole_parts_of_a_name_count_as_numbers():

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from loka.cli.output import note, print_line, print_table, terminal_width
-from loka.cli.table_layout import TIGHT
+from loka.cli.table_layout import COMFORT, TIGHT
 from loka.plan.format import format_figure, format_ne, format_share, format_speedup
 from loka.plan.mod_words import describe_mod, describe_unchanged
 from loka.plan.ne import planned_ne
@@ -197,6 +197,8 @@ def _recipe(cells: Mapping[str, str]) -> str:
 def _too_wide(columns: Sequence[str], rows: Sequence[Mapping[str, str]], room: int | None) -> tuple[str, ...]:
     """The columns to leave out so that no cell has to be broken, in the order of the table."""
     widths = {column: max([len(column), *(len(row[column]) for row in rows)]) + TIGHT for column in columns}
+    if room is not None and widths["site"] > room // 2:  # of several names, between which its cells are wrapped
+        widths["site"] = max(COMFORT, *(len(word) for row in rows for word in row["site"].split())) + TIGHT
     gone: set[str] = set()
     for column in _GOING:
         if room is None or sum(widths.values()) - TIGHT <= room:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from loka.devices.targets import spec_of
+from loka.mods.registry import ModKind, names_of
 from loka.plan.format import EXTRAPOLATED, describe_tuned, format_figure, format_share, format_speedup
 from loka.plan.plan import Plan
 from loka.plan.totals import (
@@ -71,6 +72,10 @@ def step_sentences(plan: Plan) -> tuple[str, ...]:
     if plan.measurements is None or total is None:
         return ()
     found = f"Predicted for {format_summed(total)} by {plan.measurements[0]} ({format_time_sources(total)})."
+    fused = names_of(ModKind.INTERACTIONS)  # whose gain is in the columns
+    mods = dict.fromkeys(mod.use for mod in plan.mods if (mod.adaptations or mod.rewritten) and mod.use not in fused)
+    if mods:
+        found += f" All columns are of the model with {', '.join(mods)}."
     host = format_host(plan, total)
     return (found, f"{host[:1].upper()}{host[1:]}.") if host else (found,)
 
