@@ -1,8 +1,8 @@
 """The reference quantizers and product, which every generated quantizer and fused kernel must match bit for bit.
 
 The canonical sequence of operations, for a matrix x of (R, C), a format with largest finite value MAX, and blocks as
-the scaling prescribes (the whole matrix, a row, 128 neighbours in a row, a square of 128 x 128; a block at the edge is
-padded with zeros):
+the scaling prescribes (the whole matrix, a row, 128 or 32 neighbours in a row, a square of 128 x 128; a block at the
+edge is padded with zeros):
 
     x     = x.float()
     amax  = x.abs().nan_to_num(0.0, 0.0, 0.0).amax(block)     # over finite entries; 0 where there are none

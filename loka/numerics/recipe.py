@@ -33,7 +33,8 @@ class OperandRecipe:
     quantized rowwise with power-of-two scales; it keeps the source's format, and has a single scale, the largest of the
     source's. That fits a GEMM as a tensorwise scale or, repeated, as a rowwise one: `scaling` says which its GEMM
     takes, tensorwise where both operands are transposed and rowwise beside a rowwise one. `range` is dynamic and
-    `power_of_two` true by definition.
+    `power_of_two` true by definition; the latter also with `blockwise_1x32`, whose scales are e8m0 (OCP Microscaling
+    Formats, version 1.0).
     """
 
     format: Format = Format.E4M3
@@ -42,6 +43,10 @@ class OperandRecipe:
     amax: float | None = None  # the maximum of |x|, for Range.STATIC
     power_of_two: bool = False  # round the scale up to a power of two, so that scaling is exact
     transposed: bool = False  # made from the FP8 copy that another GEMM of the site reads
+
+    def __post_init__(self) -> None:
+        if self.scaling is Scaling.BLOCKWISE_1X32:
+            object.__setattr__(self, "power_of_two", True)
 
     @property
     def is_static(self) -> bool:

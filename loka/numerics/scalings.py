@@ -34,6 +34,7 @@ BLOCKS: dict[Scaling, Block] = {
     Scaling.ROWWISE: Block(1, None, "rowwise", "one scale a row"),
     Scaling.BLOCKWISE_1X128: Block(1, 128, "1x128", "one scale for 128 neighbours in a row"),
     Scaling.BLOCKWISE_128X128: Block(128, 128, "128x128", "one scale for each square of 128 x 128"),
+    Scaling.BLOCKWISE_1X32: Block(1, 32, "1x32", "one scale for 32 neighbours in a row"),
 }
 TOGETHER = frozenset(
     {
@@ -41,6 +42,7 @@ TOGETHER = frozenset(
         frozenset({Scaling.ROWWISE}),
         frozenset({Scaling.BLOCKWISE_1X128}),
         frozenset({Scaling.BLOCKWISE_1X128, Scaling.BLOCKWISE_128X128}),
+        frozenset({Scaling.BLOCKWISE_1X32}),
     }
 )  # scalings of the two operands of one GEMM, in either order
 

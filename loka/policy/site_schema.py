@@ -26,6 +26,7 @@ class ScalingChoice(StrEnum):
     ROWWISE = "rowwise"
     BLOCKWISE_1X128 = "blockwise_1x128"
     BLOCKWISE_128X128 = "blockwise_128x128"
+    BLOCKWISE_1X32 = "blockwise_1x32"
     BLOCKWISE = "blockwise"
 
 
@@ -37,6 +38,7 @@ class SiteScaling(StrEnum):
     ROWWISE = "rowwise"
     BLOCKWISE_1X128 = "blockwise_1x128"
     BLOCKWISE_128X128 = "blockwise_128x128"
+    BLOCKWISE_1X32 = "blockwise_1x32"
     BLOCKWISE = "blockwise"
 
 
@@ -69,7 +71,8 @@ class OperandSetting(SchemaModel):
         "Scaling",
         "How many scales an operand has. tensorwise: one. rowwise: one a row. blockwise_1x128: one for 128 neighbours "
         "in a row. blockwise_128x128: one for a square of 128 by 128. blockwise: 128x128 for the weight and 1x128 for "
-        "the others. Both operands of a GEMM take the same scaling, except that blockwise_1x128 goes with "
+        "the others. blockwise_1x32: one for 32 neighbours in a row, always a power of two (MXFP8; of our targets only "
+        "reference computes it). Both operands of a GEMM take the same scaling, except that blockwise_1x128 goes with "
         "blockwise_128x128. Default: rowwise.",
     )
     range: Annotated[Range, Strict(False)] | None = doc(
@@ -169,10 +172,10 @@ class SiteSetting(GemmFields):
 
     scaling: Annotated[SiteScaling, Strict(False)] | None = doc(  # type: ignore[assignment]  # with one value more
         "Scaling",
-        "As of an operand (tensorwise, rowwise, blockwise_1x128, blockwise_128x128, blockwise), or auto: the fastest "
-        "recipe within the budget, by the measurements. It chooses among rowwise with powers of two and transposed "
-        "copies, rowwise, and tensorwise, for each chain of sites; fields that a later rule sets narrow the choice. "
-        "Default: rowwise.",
+        "As of an operand (tensorwise, rowwise, blockwise_1x128, blockwise_128x128, blockwise_1x32, blockwise), or "
+        "auto: the fastest recipe within the budget, by the measurements. It chooses among rowwise with powers of two "
+        "and transposed copies, rowwise, and tensorwise, for each chain of sites; fields that a later rule sets narrow "
+        "the choice. Default: rowwise.",
     )
     requantize_transpose: bool | None = _REQUANTIZE_TRANSPOSE
     fuse: Annotated[Fuse, Strict(False)] | None = doc(

@@ -36,8 +36,8 @@ def normal(rows: int, columns: int, seed: int = 0) -> Tensor:
 
 def blocks(rows: int, columns: int, scaling: Scaling) -> list[tuple[tuple[int, int], slice, slice]]:
     """(index of the scale, rows, columns) of every block, spelled out."""
-    height = {Scaling.TENSORWISE: rows, Scaling.ROWWISE: 1, Scaling.BLOCKWISE_1X128: 1}.get(scaling, 128)
-    width = {Scaling.TENSORWISE: columns, Scaling.ROWWISE: columns}.get(scaling, 128)
+    height = {Scaling.TENSORWISE: rows, Scaling.BLOCKWISE_128X128: 128}.get(scaling, 1)
+    width = {Scaling.TENSORWISE: columns, Scaling.ROWWISE: columns, Scaling.BLOCKWISE_1X32: 32}.get(scaling, 128)
     return [
         ((i, j), slice(top, top + height), slice(left, left + width))
         for i, top in enumerate(range(0, rows, height))

@@ -22,6 +22,7 @@ def test_every_scaling_has_its_block_and_a_neighbour() -> None:
         (Scaling.ROWWISE, (200, 1)),
         (Scaling.BLOCKWISE_1X128, (200, 3)),
         (Scaling.BLOCKWISE_128X128, (2, 3)),
+        (Scaling.BLOCKWISE_1X32, (200, 10)),
     ],
 )
 def test_blocks_of_a_matrix(scaling: Scaling, expected: tuple[int, int]) -> None:
@@ -31,5 +32,5 @@ def test_blocks_of_a_matrix(scaling: Scaling, expected: tuple[int, int]) -> None
 
 
 def test_which_scalings_go_together() -> None:
-    assert alike() == (Scaling.TENSORWISE, Scaling.ROWWISE, Scaling.BLOCKWISE_1X128)
+    assert alike() == (Scaling.TENSORWISE, Scaling.ROWWISE, Scaling.BLOCKWISE_1X128, Scaling.BLOCKWISE_1X32)
     assert mixed() == ((Scaling.BLOCKWISE_1X128, Scaling.BLOCKWISE_128X128),)
