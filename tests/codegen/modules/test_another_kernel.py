@@ -132,14 +132,16 @@ def test_a_rule_for_one_site_that_it_refuses_is_an_error(registered: ModuleType,
         make('defaults: {compute: fp8}\nrules: [{match: "4", fprop: {kernel: sample.dequantized}}]\n')
     assert str(error.value) == (
         "policy.yaml:5: rule 1: 4 wants fprop of '4' on sample.dequantized, which cannot be: it is made for M, K and N "
-        "of at least 16, and one is 8; write another kernel there, or leave it out"
+        "of at least 16, and one is 8; write another kernel there, or leave it out [LK022]"
     )
 
 
 def test_without_its_line_there_is_no_such_kernel(make: Make) -> None:
     with pytest.raises(InputError) as error:
         make("defaults: {compute: fp8, kernel: fbgemm.rowise}\n")
-    assert str(error.value) == ("policy.yaml:4: there is no kernel 'fbgemm.rowise'; did you mean 'fbgemm.rowwise'?")
+    assert str(error.value) == (
+        "policy.yaml:4: there is no kernel 'fbgemm.rowise'; did you mean 'fbgemm.rowwise'? [LK022]"
+    )
 
 
 @pytest.mark.filterwarnings("ignore::loka.dispatch.dispatch_errors.LokaWarning")
