@@ -108,7 +108,8 @@ def _made(model: nn.Module, name: str) -> str:
 
 def _finite(tensor: Tensor) -> Tensor:
     with torch.no_grad():
-        return torch.isfinite(tensor).all()
+        # Of a DTensor this rank's part: all of it would be a collective, which ranks that found nothing never join.
+        return torch.isfinite(tensor.to_local() if hasattr(tensor, "to_local") else tensor).all()
 
 
 def _all(flags: Sequence[Tensor]) -> bool:
