@@ -135,7 +135,7 @@ class Chosen(nn.Module):
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_sizes_that_come_from_data_compile_in_one_graph(bound, monkeypatch: pytest.MonkeyPatch) -> None:
     view.pretend_hopper(monkeypatch)
-    graphs = view.traced(Chosen(bound), batch(256), backward=False)
+    graphs = view.traced(Chosen(bound), batch(256))
     assert len(graphs) == 2
     assert len(view.operators(graphs, "loka.scaled_mm")) == GEMMS  # opaque, since there may be no row
 
