@@ -1,4 +1,8 @@
-"""Devices that nothing was measured on, by their data sheets: other Hopper GPUs, Blackwell, and AMD's CDNA 3 and 4.
+"""Devices that nothing was measured on, by the vendors' figures: other Hopper GPUs, Blackwell, and AMD's CDNA 3 and 4.
+
+The figures were not read off the data sheets that entries name, but taken from what is published of them: peaks and
+bandwidths of H20, B200 and GB200 agree with two sources, multiprocessors of the latter two with none that was found.
+Compare an entry with its sheet before a bound is relied on.
 
 Peaks are without sparsity. What `scaled_mm` takes is by torch's own checks (aten/src/ATen/native/cuda/ScaledBlas.cpp).
 Launches and the host's costs are those of Hopper, on which they were measured; a recording checks every kernel's
@@ -13,7 +17,7 @@ from dataclasses import replace
 from loka.devices.hopper import H100, H200
 from loka.devices.spec import ScaledMMLimits
 
-_GB, _MIB, _TERA = 10**9, 2**20, 1e12
+_MIB, _TERA = 2**20, 1e12
 
 
 def _peaks(e4m3: float, half: float, float32: float) -> Mapping[str, float]:
@@ -40,7 +44,6 @@ H20 = replace(
     title="H20",
     pattern="H20(?!-3e)",  # that has other memory
     multiprocessors=78,
-    memory_bytes=96 * _GB,
     l2_bytes=60 * _MIB,
     measured_on="",
     data_sheet="NVIDIA H20 GPU data sheet",
@@ -53,7 +56,6 @@ _TENSORWISE_AND_ROWWISE = ScaledMMLimits(
     pairs=frozenset({("tensorwise", "tensorwise"), ("rowwise", "rowwise")}),
     precise_e4m3=frozenset(),
     rowwise_float32=False,
-    any_layout=True,
 )
 B200 = replace(
     H200,
@@ -64,7 +66,6 @@ B200 = replace(
     capability=(10, 0),
     triton=("cuda", 100, 32),
     multiprocessors=148,
-    memory_bytes=180 * _GB,
     l2_bytes=126 * _MIB,
     measured_on="",
     data_sheet="NVIDIA DGX B200 data sheet, an eighth of it",
@@ -79,7 +80,6 @@ GB200 = replace(
     title="GB200",
     pattern="GB200",
     multiprocessors=152,
-    memory_bytes=186 * _GB,
     data_sheet="NVIDIA GB200 NVL72 data sheet, a seventy-second of it",
     flops=_peaks(5000, 2500, 1250),
 )
@@ -92,7 +92,6 @@ MI300X = replace(
     capability=(9, 4),
     triton=("hip", "gfx942", 64),
     multiprocessors=304,
-    memory_bytes=192 * _GB,
     shared_bytes=64 * 1024,
     l2_bytes=256 * _MIB,  # the Infinity Cache: each of eight L2 caches has 4 MiB
     measured_on="",
@@ -111,7 +110,6 @@ MI350X = replace(
     capability=(9, 5),
     triton=("hip", "gfx950", 64),
     multiprocessors=256,
-    memory_bytes=288 * _GB,
     shared_bytes=160 * 1024,
     data_sheet="AMD Instinct MI350X GPU data sheet",
     bandwidth=8.0 * _TERA,

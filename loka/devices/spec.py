@@ -206,7 +206,6 @@ class ScaledMMLimits:
     row_alignment: Mapping[str, int] = field(default_factory=dict)  # scaling -> alignment of the first operand's rows
     e4m3: str = OCP  # the type that the tensor cores multiply; LoKA quantizes to OCP's alone
     rowwise_float32: bool = True  # rowwise results can be float32; otherwise they are rounded to bfloat16
-    any_layout: bool = False  # operands may be transposed views; generated code copies them all the same
 
     def row_multiple(self, scaling: str) -> int:
         """The number that the first operand's rows must be a multiple of."""
@@ -228,7 +227,6 @@ class DeviceSpec:
     capability: tuple[int, int]  # compute capability, or the number that torch gives for an AMD architecture
     triton: tuple[str, int | str, int]  # what Triton compiles for: backend, architecture, threads of a warp
     multiprocessors: int
-    memory_bytes: int
     shared_bytes: int  # most shared memory of a block
     l2_bytes: int
     measured_on: str  # CUDA's name of the device; "" if nothing was measured on one
