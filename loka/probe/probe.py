@@ -154,7 +154,8 @@ class Probe:
                 f"probe: this Probe {'is' if self._state == 'open' else 'was'} entered already; "
                 f"use `with` once for each Probe"
             )
-        self._trackers = {live.site.name: Trackers(live) for live in self._live.sites}
+        with torch.device("cpu"):  # whatever the default device is
+            self._trackers = {live.site.name: Trackers(live) for live in self._live.sites}
         replays: dict[torch.device, Replays] = {}
         for trackers in self._trackers.values():
             self._numbers.prepare(trackers.device)
@@ -186,13 +187,15 @@ class Probe:
 
         Synchronises. With a group it is collective, and returns the merged statistics on every rank.
         """
-        stats = tuple(read(site) for site in self._snapshots(together=True))
-        return stats if self._group is None else merge_across(stats, self._group)
+        with torch.device("cpu"):
+            stats = tuple(read(site) for site in self._snapshots(together=True))
+            return stats if self._group is None else merge_across(stats, self._group)
 
     def recorded(self) -> RecordedStats:
         """The full profile so far, without estimates and findings. Collective and synchronising like `stats`."""
         ranks = 1 if self._group is None else torch.distributed.get_world_size(self._group)
-        return self._finish(ranks)(self.stats())
+        with torch.device("cpu"):
+            return self._finish(ranks)(self.stats())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -258,7 +258,7 @@ def _spread_of(blocks: tuple[Tensor, ...]) -> Quantiles | None:
     spreads = [
         (block.abs().amax(1) / block.square().mean(1).sqrt()).log2()[block.any(1)] for block in blocks if block.numel()
     ]
-    found = torch.cat(spreads) if spreads else torch.empty(0)
+    found = torch.cat(spreads) if spreads else torch.empty(0, dtype=torch.float32)
     if found.numel() == 0:
         return None
     return Quantiles(*found.quantile(torch.tensor(_LEVELS, dtype=found.dtype)).clamp(min=0.0).tolist())

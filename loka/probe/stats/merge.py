@@ -101,7 +101,9 @@ def merge_across(stats: tuple[SiteStats, ...], group: dist.ProcessGroup) -> tupl
     ranks = _Group(group, dist.get_rank(group), dist.get_world_size(group))
     device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend(group) else None
     _check_same(stats, ranks, device)
-    packed = torch.cat([piece for site in stats for piece in _packed(site, ranks)] or [torch.zeros(1).double()])
+    packed = torch.cat(
+        [piece for site in stats for piece in _packed(site, ranks)] or [torch.zeros(1, dtype=torch.float64)]
+    )
     packed = packed.to(device) if device is not None else packed
     dist.all_reduce(packed, group=group)
     reader = _Reader(packed.cpu())
@@ -143,7 +145,7 @@ def _packed(site: SiteStats, ranks: _Group) -> Iterator[Tensor]:
 
 
 def _packed_moments(moments: Moments, ranks: _Group) -> Iterator[Tensor]:
-    yield _slots(torch.tensor([float(moments.count)]), ranks)
+    yield _slots(torch.tensor([float(moments.count)], dtype=torch.float32), ranks)
     yield _slots(moments.mean, ranks)
     yield moments.diagonal.double()
     yield moments.comoment.double().flatten()

@@ -66,10 +66,11 @@ class MomentsTracker:
         self.width = width
         # Never exactly zero, to avoid a division by zero; vanishes with the first row, as 1e-300 + 1 is 1.
         self._count = torch.full((), 1e-300, dtype=torch.float64, device=device)
-        self._mean = torch.zeros(width, device=device)
+        self._mean = torch.zeros(width, dtype=torch.float32, device=device)
         self._test = sketch_matrix(width).to(device) if width > FULL_WIDTH else None
-        self._comoment = torch.zeros((width, comoment_columns(width)), device=device)
-        self._diagonal = torch.zeros(width, device=device)  # stays zero if the full comoment includes it
+        self._comoment = torch.zeros((width, comoment_columns(width)), dtype=torch.float32, device=device)
+        # Stays zero if the full comoment includes it.
+        self._diagonal = torch.zeros(width, dtype=torch.float32, device=device)
 
     @torch.no_grad()
     def update(self, rows: Tensor) -> None:
@@ -241,7 +242,8 @@ class JointTracker(Replayed):
 
     def capture(self, rows: int, replays: Replays) -> None:
         """Use a CUDA graph from now on for calls with this number of sampled rows. Waits for the device."""
-        x, grad = (torch.zeros((rows, part.numel()), device=replays.device) for part in self._features)
+        sizes = [(rows, part.numel()) for part in self._features]
+        x, grad = (torch.zeros(size, dtype=torch.float32, device=replays.device) for size in sizes)
         JointTracker(x.shape[1], grad.shape[1], replays.device).update(x, grad)  # creates handles
         self._replay = replays.capture(self._take, x, grad)
 

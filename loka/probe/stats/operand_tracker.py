@@ -113,7 +113,7 @@ class OperandTracker(Replayed):
     def capture(self, rows: int, replays: Replays) -> None:
         """Use a CUDA graph from now on for calls with this number of sampled rows. Waits for the device."""
         device = replays.device
-        like = torch.zeros((rows, self.width), device=device), torch.zeros(self.width, device=device)
+        like = [torch.zeros(size, dtype=torch.float32, device=device) for size in ((rows, self.width), (self.width,))]
         OperandTracker(self.operand, self.width, device).update(*like, rows)  # compiles kernels and creates handles
         self._replay = replays.capture(self._take, *like)
 
@@ -123,18 +123,20 @@ class OperandTracker(Replayed):
         self._zero_places = zero_places(column, self._padded).to(device)
         lane = (torch.arange(len(VIEWS))[:, None] * RELATIVE_BINS + 1 - _FIRST) * LANES + column % LANES
         self._lanes = lane[:, None, :].to(device)  # (views, 1, columns); LANES times the exponent field is added
-        sizes = torch.full((self._blocks,), float(self._block))
+        sizes = torch.full((1 + self._blocks,), float(self._block), dtype=torch.float32)
+        sizes[0] = self.width
         sizes[-1] = self.width - (self._blocks - 1) * self._block
         # The spread is log2 of 448 * sqrt(size) / norm(u): of the row, then of each of its blocks.
-        self._log_sizes = torch.cat((torch.tensor([float(self.width)]), sizes)).sqrt().mul(E4M3_MAX).log2().to(device)
+        self._log_sizes = sizes.sqrt().mul(E4M3_MAX).log2().to(device)
         # Spread counts are [unusable rows, row_rms, row_spread, block_spread]; a row gives its rms, then its spreads.
         kinds = 2 + self._blocks
-        offset, highest = torch.ones(kinds), torch.full((kinds,), float(SPREAD_BINS - 1))
+        first = torch.ones(kinds, dtype=torch.float32)
+        offset, highest = first.clone(), first * (SPREAD_BINS - 1)
         offset[0] -= SPREAD_STEPS * LOWEST[self.operand]
         highest[0] = ROW_RMS_BINS - 1
         start = torch.full((kinds,), 1 + ROW_RMS_BINS + SPREAD_BINS)
         start[0], start[1] = 1, 1 + ROW_RMS_BINS
-        self._offset, self._first = offset.to(device), torch.ones(kinds, device=device)
+        self._offset, self._first = offset.to(device), first.to(device)
         self._highest, self._start = highest.to(device), start.to(device)
 
     @torch.no_grad()

@@ -87,7 +87,7 @@ def _basis(width: int, device: torch.device | str) -> Tensor | None:
 
 def _identity(width: int, basis: Tensor | None, device: torch.device | str) -> _Side:
     product = torch.eye(width, device=device) if basis is None else basis.clone()
-    return _Side(product, torch.ones(width, device=device))
+    return _Side(product, torch.ones(width, dtype=torch.float32, device=device))
 
 
 def _gram(centred: Tensor, given: _Side, given_basis: Tensor | None, basis: Tensor | None) -> tuple[_Side, Tensor]:

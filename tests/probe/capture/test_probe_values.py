@@ -207,3 +207,40 @@ def test_a_weight_on_the_left_of_a_matrix(policy):
         torch.testing.assert_close(site.input.column_amax, x.abs().amax(1).double(), rtol=0, atol=0)
         if rows == ALL:
             same_moments(site.input, [x.T])
+
+
+@pytest.fixture
+def other_defaults():
+    """bfloat16 and the meta device, where numbers would be lost."""
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+    torch.set_default_dtype(torch.float32)
+
+
+def test_the_dtype_and_device_of_new_tensors_change_nothing(policy, request):
+    batches = models.make_batches(3, 24, 12)
+
+    def probed():
+        model = models.build_plain()
+        probe = loka.Probe(model, policy("plain"), every=1)
+        return model, probe
+
+    def seen(model, probe):
+        with probe:
+            for x in batches:
+                model(x).float().square().mean().backward()
+                probe.step()
+            return probe.recorded()
+
+    expected = seen(*probed())
+    subject = probed()
+    request.getfixturevalue("other_defaults")
+    found = seen(*subject)
+    for one, other in zip(expected.stats, found.stats, strict=True):
+        for name in ("input", "grad_output"):
+            mine, theirs = getattr(one, name), getattr(other, name)
+            assert torch.equal(mine.values, theirs.values)
+            assert torch.equal(mine.moments.mean, theirs.moments.mean)
+        assert torch.equal(one.weight.values, other.weight.values)

@@ -1,4 +1,4 @@
-"""Functions run in several processes of one group (gloo), and what each process got from them."""
+"""Functions run in several processes of one group (gloo or NCCL), and what each process got from them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def run_rank(
     folder: str,
     arguments: Callable[[], tuple[Any, ...]] = tuple,
     seconds: int = 60,
+    backend: str = "gloo",
 ) -> None:
     """Join the group, call the functions of these names with the rank and the `arguments`, which are made in the group.
 
@@ -30,7 +31,7 @@ def run_rank(
     """
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timedelta(seconds=seconds)
+        backend, init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timedelta(seconds=seconds)
     )
     given, results = arguments(), {}
     for name in names:
