@@ -113,9 +113,9 @@ class OperandTracker(Replayed):
     def capture(self, rows: int, replays: Replays) -> None:
         """Use a CUDA graph from now on for calls with this number of sampled rows. Waits for the device."""
         device = replays.device
-        like = [torch.zeros(size, dtype=torch.float32, device=device) for size in ((rows, self.width), (self.width,))]
-        OperandTracker(self.operand, self.width, device).update(*like, rows)  # compiles kernels and creates handles
-        self._replay = replays.capture(self._take, *like)
+        x, amax = (torch.zeros(size, dtype=torch.float32, device=device) for size in ((rows, self.width), self.width))
+        OperandTracker(self.operand, self.width, device).update(x, amax, rows)  # compiles kernels and creates handles
+        self._replay = replays.capture(self._take, x, amax)
 
     def _place_constants(self, device: torch.device | str) -> None:
         """Constants of updates, made once so that no update copies anything to the device."""
