@@ -26,7 +26,6 @@ from tests.support.processes.ranks import run_rank
 WORLD = 4
 NAMES = (
     "gathers",
-    "launched",
     "kinds",
     "loops",
     "compiled",
@@ -68,16 +67,15 @@ def start_on_gpus(rank, folder, names):
 
 
 class Gathered(TorchDispatchMode):
-    """Counts the bytes that a rank gets from all-gathers, and the launches that quantize weights."""
+    """Counts the bytes that a rank gets from all-gathers."""
 
     def __init__(self):
         super().__init__()
-        self.nbytes = self.launches = 0
+        self.nbytes = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.c10d._allgather_base_.default:
             self.nbytes += args[0].nbytes
-        self.launches += func.__name__.startswith("quantize_weights")
         return func(*args, **(kwargs or {}))
 
 
@@ -155,22 +153,6 @@ def gathers(rank, pairs, folder):
     same = [found[0] == alone[0] and torch.equal(found[1], alone[1]) for found in results.values()]
     apart = [differences(results[True][2], other) for other in (results[False][2], alone[2])]
     return nbytes, str(report), (report.weight_bytes, report.weight_bytes_before), same, apart
-
-
-def launched(rank, pairs, folder):
-    """Launches that quantize weights in a forward and in its backward, of two steps; of two forwards in a row."""
-    model, _, _ = sharded(pairs["shard"], True)
-    counts = []
-    for _ in range(2):
-        with Gathered() as forward:
-            loss = model(batch(rank)).square().mean()
-        with Gathered() as backward:
-            loss.backward()
-        counts += [forward.launches, backward.launches]
-    with torch.no_grad(), Gathered() as twice:
-        model(batch(rank))
-        model(batch(rank))
-    return counts, twice.launches
 
 
 def kinds(rank, pairs, folder):
