@@ -25,6 +25,7 @@ BELONGS: Mapping[str, tuple[str, ...]] = {  # option -> options or kinds of benc
     "--only": ("model",),
     "--variants": ("model",),
     "--gpus": ("model",),
+    "--link": ("--gpus",),
 }
 APART = {"--gpus": ("--only", "--casting")}  # option -> those that would be ignored beside it
 

@@ -12,7 +12,8 @@ from torch import nn
 
 from loka.bench.model.model_request import ModelRequest
 from loka.bench.ranks import ranks_run
-from loka.bench.ranks.collectives import total_and_exposed
+from loka.bench.ranks.collectives import CollectiveFigures, total_and_exposed
+from loka.bench.ranks.estimates import Bracket, estimate
 from loka.bench.ranks.rank_variants import RANK_VARIANTS, chosen_rank_variants
 from loka.bench.ranks.ranks_run import check, largest_list, run
 from loka.errors import InputError
@@ -102,6 +103,7 @@ def test_a_rank_that_fails_is_named_once_and_new_ranks_go_on(
         (TRAINED, {"gpus": 1}, "--gpus: 1 is too few; write 2 or more"),
         (TRAINED, {"gpus": 3}, "--gpus: 3 are asked for, and this machine has 2"),
         (TRAINED, {"variants": "bf16"}, "--variants: there is no 'bf16'; there are fsdp2-bf16,"),
+        (TRAINED, {"link": 0.0}, "--link: 0 is no bandwidth; write GB/s of a GPU, above 0"),
         (TRAINED, {"batch": 0}, "--batch: 0 is too few"),
     ],
 )
@@ -131,6 +133,13 @@ def test_the_largest_list_of_modules_with_forwards_is_what_is_sharded() -> None:
     model.towers = nn.ModuleList([nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)]), nn.ModuleList([nn.Linear(4, 4)])])
     assert largest_list(model) == ("towers.0.*",)
     assert largest_list(nn.Linear(2, 2)) == ()
+
+
+def test_estimates_move_what_a_ring_does_and_hide_all_or_nothing_of_it() -> None:
+    gathers = CollectiveFigures("all-gather", 2, 2_000_000_000, 0.0)
+    reduced = CollectiveFigures("all-reduce", 1, 1_000_000_000, 0.0)
+    assert estimate(30.0, (gathers, reduced), 4, 100.0) == Bracket(30.0, 60.0)
+    assert estimate(30.0, (gathers, reduced), 2, 10.0) == Bracket(200.0, 230.0)
 
 
 def test_exposed_is_what_no_other_kernel_covers() -> None:

@@ -37,6 +37,7 @@ class ModelRequest:
     rounds: int | None = None
     seconds: float = math.inf
     gpus: int | None = None  # None: whole steps on one, in every variant
+    link: float | None = None  # GB/s of a GPU, for estimates with `gpus`
 
     def command(self) -> str:
         """The command line that repeats the request."""
@@ -50,6 +51,7 @@ class ModelRequest:
             ("--rounds", self.rounds),
             ("--seconds", seconds),
             ("--gpus", self.gpus),
+            ("--link", None if self.link is None else f"{self.link:g}"),
         ):
             parts += [option, str(value)] if value is not None else []
         return shlex.join(parts)

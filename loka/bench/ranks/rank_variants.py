@@ -42,6 +42,12 @@ class RankVariant:
         """The name of the variant that its ratio is over."""
         return RankVariant(self.sharing, Numbers.BF16, self.compiled).name
 
+    @property
+    def without_communication(self) -> str:
+        """The name of the variant that computes the same, on each rank by itself."""
+        numbers = Numbers.BF16 if self.numbers is Numbers.BF16 else Numbers.FP8
+        return RankVariant(Sharing.ALONE, numbers, self.compiled).name
+
 
 RANK_VARIANTS = tuple(  # in the order of measuring and of the tables
     RankVariant(sharing, numbers, compiled)

@@ -10,8 +10,9 @@ from pathlib import Path
 from loka.bench.machine import Environment
 from loka.bench.markdown import Table
 from loka.bench.model.model_report import in_milliseconds
+from loka.bench.ranks.estimates import RANKS, Bracket, bracket, estimate
 from loka.bench.ranks.rank_step import RankFigures
-from loka.bench.ranks.rank_variants import RankVariant
+from loka.bench.ranks.rank_variants import RankVariant, Sharing
 from loka.bench.results import NOTHING, Chapter, markdown_page, plain_head, stem_of, without_empty, write_report
 
 METHOD = (
@@ -24,6 +25,11 @@ FIGURES = (
     "for other ranks included; exposed: of that, while nothing else ran. bare: the same collectives in a row, with "
     "nothing beside them; DDP's are counted for each parameter by itself. peak: memory that a rank held, after its "
     "first steps."
+)
+ESTIMATED = (
+    "Estimates, not measurements: from the step without communication and the bytes, at {link:g} GB/s for each GPU "
+    "(--link); from all communication hidden to none hidden, without latencies. The first column does so with the "
+    "measured times of bare collectives, beside the measured step."
 )
 COLUMNS = ("variant", "step ms", "ratio", "host ms", "NCCL ms", "exposed ms", "peak MiB")
 MOVED = ("variant", "collective", "calls", "MB", "bare ms")
@@ -55,6 +61,12 @@ class MeasuredRanks:
         base = next((each.figures for each in self.outcomes if each.variant.name == variant.baseline), None)
         return None if base is None else base.step_ms / figures.step_ms
 
+    def alone(self, variant: RankVariant) -> float | None:
+        """The step of the same model without communication; None if it was not measured, or is that itself."""
+        name = variant.without_communication
+        found = next((each.figures for each in self.outcomes if each.variant.name == name), None)
+        return None if found is None or variant.sharing is Sharing.ALONE else found.step_ms
+
 
 @dataclass(frozen=True, slots=True)
 class RanksReport:
@@ -64,6 +76,7 @@ class RanksReport:
     date: str  # UTC, to the minute
     environment: Environment
     gpus: int
+    link: float  # GB/s of a GPU, in estimates for more ranks
     variables: dict[str, str]  # NCCL's, of the environment
     models: tuple[MeasuredRanks, ...]
 
@@ -84,6 +97,9 @@ def chapters(report: RanksReport) -> Iterator[Chapter]:
             tables.append(without_empty(COLUMNS, [_row(model, *each) for each in measured]))
         if moved:
             tables.append((MOVED, moved))
+        estimated = [row for each in measured for row in _estimates(report, model, *each)]
+        if estimated:
+            tables.append((("variant", *(f"{ranks} ranks" for ranks in (report.gpus, *RANKS)), "measured"), estimated))
         if failed:
             tables.append((("variant", "why"), [*failed]))
         yield Chapter(model.name, tuple(tables), heading(report, model))
@@ -116,13 +132,27 @@ def _moved(variant: RankVariant, figures: RankFigures) -> Iterator[tuple[str, ..
         yield variant.name, each.kind, str(each.calls), f"{each.nbytes / 1e6:.2f}", _ms(each.bare_ms)
 
 
+def _estimates(
+    report: RanksReport, model: MeasuredRanks, variant: RankVariant, figures: RankFigures
+) -> Iterator[tuple[str, ...]]:
+    alone = model.alone(variant)
+    if alone is not None and figures.collectives:
+        here = bracket(alone, sum(each.bare_ms for each in figures.collectives))
+        more = [estimate(alone, figures.collectives, ranks, report.link) for ranks in RANKS]
+        yield variant.name, *map(_bracket, (here, *more)), _ms(figures.step_ms)
+
+
+def _bracket(found: Bracket) -> str:
+    return f"{_ms(found.low)} to {_ms(found.high)}"
+
+
 def _ms(value: float | None) -> str:
     return NOTHING if value is None else in_milliseconds(value)
 
 
 def notes(report: RanksReport) -> list[str]:
     """How to read the tables."""
-    return [METHOD, FIGURES]
+    return [METHOD, FIGURES, ESTIMATED.format(link=report.link)]
 
 
 def to_plain(report: RanksReport) -> dict[str, object]:
@@ -130,6 +160,7 @@ def to_plain(report: RanksReport) -> dict[str, object]:
     return {
         **plain_head("ranks", report.command, report.date, report.environment),
         "gpus": report.gpus,
+        "link": report.link,
         "variables": report.variables,
         "models": [
             {
@@ -139,7 +170,7 @@ def to_plain(report: RanksReport) -> dict[str, object]:
                 "units": model.units,
                 "step": model.step,
                 "failure": model.failure,
-                "lines": [_line(model, each) for each in model.outcomes],
+                "lines": [_line(report, model, each) for each in model.outcomes],
             }
             for model in report.models
         ],
@@ -147,7 +178,7 @@ def to_plain(report: RanksReport) -> dict[str, object]:
     }
 
 
-def _line(model: MeasuredRanks, outcome: RankOutcome) -> dict[str, object]:
+def _line(report: RanksReport, model: MeasuredRanks, outcome: RankOutcome) -> dict[str, object]:
     variant = outcome.variant
     line: dict[str, object] = {
         "variant": variant.name,
@@ -158,7 +189,11 @@ def _line(model: MeasuredRanks, outcome: RankOutcome) -> dict[str, object]:
     }
     if outcome.figures is None:
         return line
-    return line | {"ratio": model.ratio(variant, outcome.figures), **dataclasses.asdict(outcome.figures)}
+    figures, alone = outcome.figures, model.alone(variant)
+    if alone is not None and figures.collectives:
+        found = {ranks: estimate(alone, figures.collectives, ranks, report.link) for ranks in RANKS}
+        line["estimates"] = {ranks: dataclasses.asdict(each) for ranks, each in found.items()}
+    return line | {"ratio": model.ratio(variant, figures), **dataclasses.asdict(figures)}
 
 
 def write_files(report: RanksReport, folder: Path) -> tuple[Path, Path]:

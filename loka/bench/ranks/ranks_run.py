@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from loka.bench.model.model_request import ModelRequest
 from loka.bench.model.whole_step import sample_of
 from loka.bench.options import check_least
 from loka.bench.packages import Workshop, policy_text
+from loka.bench.ranks.estimates import LINK
 from loka.bench.ranks.rank_step import RankFigures, RankJob, serve
 from loka.bench.ranks.rank_variants import RankVariant, chosen_rank_variants
 from loka.bench.ranks.ranks_report import MeasuredRanks, RankOutcome, RanksReport, write_files
@@ -39,6 +41,8 @@ from loka.policy.policy import Policy
 def check(request: ModelRequest) -> tuple[tuple[Policy, ...], tuple[RankVariant, ...]]:
     """Check everything that can be checked before a model is built; the policies and variants. Raises InputError."""
     check_least("--gpus", request.gpus, 2)
+    if request.link is not None and not 0 < request.link < math.inf:
+        raise InputError(f"--link: {request.link:g} is no bandwidth; write GB/s of a GPU, above 0")
     policies, variants = request.checked_policies(), chosen_rank_variants(request.variants)
     for policy in policies:
         if policy.train is None:
@@ -63,8 +67,9 @@ def run(request: ModelRequest, out: Path, progress: Progress) -> RanksReport:
         raise InputError(f"--gpus: {world} are asked for, and this machine has {there}; write a number up to that")
     usable_folder(out)
     end = time.monotonic() + request.seconds
+    link = LINK if request.link is None else request.link
     variables = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
-    report = RanksReport(request.command(), utc_minute(), environment(), world, variables, ())
+    report = RanksReport(request.command(), utc_minute(), environment(), world, link, variables, ())
     rounds = ROUNDS if request.rounds is None else request.rounds
     for policy in policies:
         if time.monotonic() >= end:

@@ -75,6 +75,10 @@ def command(
         int | None,
         typer.Option(help="Of models: training on so many of this machine's GPUs, DDP and FSDP2.", show_default=False),
     ] = None,
+    link: Annotated[
+        float | None,
+        typer.Option(help="Of --gpus: GB/s of a GPU, for estimates on more of them. Default: 50.", show_default=False),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure whole steps of a policy's model, side by side with other libraries, or record times of kernels."""
@@ -85,14 +89,14 @@ def command(
         "--only": only, "--variants": variants, "--record": record, "--parts": parts, "--policy": policy,
         "--seconds": None if seconds == math.inf else seconds, "--jobs": jobs or None, "--export": export,
         "--target": target, "--batch": batch, "--casting": casting, "--rounds": rounds,
-        "--gpus": gpus,
+        "--gpus": gpus, "--link": link,
     }  # fmt: skip
     check_options(what, [name for name, value in options.items() if value is not None])
     given = tuple(names or ())
     if what == "model":
         from loka.bench.model.model_request import ModelRequest
 
-        show_models(ModelRequest(given, variants, only, casting, batch, rounds, seconds, gpus), out, as_json)
+        show_models(ModelRequest(given, variants, only, casting, batch, rounds, seconds, gpus, link), out, as_json)
         return
     _record_and_export(given, record, parts, policy, seconds, jobs, export, target, as_json)
 
