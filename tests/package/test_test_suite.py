@@ -14,7 +14,9 @@ import pytest
 TESTS = Path(__file__).parents[1]
 FILES = sorted(TESTS.rglob("*.py"))
 EDITS = {f"sys.path.{change}" for change in ("insert", "append", "extend", "remove")}
-IN_ANOTHER_PROCESS = {"support/processes/killed_writer.py", "support/processes/gather_workers.py"}  # as users would
+IN_ANOTHER_PROCESS = {  # as users would
+    f"support/processes/{name}.py" for name in ("killed_writer", "gather_workers", "torchrec_workers")
+}
 
 
 def name_of(file: Path) -> str:

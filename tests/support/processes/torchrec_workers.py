@@ -1,0 +1,70 @@
+"""What each of two processes runs in the tests of TorchRec's DLRM_DCN under DistributedModelParallel."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
+from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+from tests.support.models import torchrec_dlrm as models
+
+WORLD = 2
+
+
+def start(rank, folder, bind):
+    """Train five steps, bound never, before or after sharding; saves the losses and the names of bound sites."""
+    sys.path.insert(0, folder)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store_{bind}", rank=rank, world_size=WORLD)
+    model, patch = models.dlrm_dcn(), None
+    if bind == "before":
+        patch = importlib.import_module("dlrm_dcn").apply(models.DensePart(model))
+    parallel = sharded(model)
+    if bind == "after":
+        patch = importlib.import_module("dlrm_dcn").apply(models.DensePart(parallel.module))
+    if patch is not None:
+        patch.verify_ranks()
+    optimizer = torch.optim.SGD(dict(in_backward_optimizer_filter(parallel.named_parameters())).values(), lr=0.05)
+    generator, losses = torch.Generator().manual_seed(rank), []
+    for _ in range(5):
+        ids = torch.randint(models.ROWS, (len(models.NAMES), 64), generator=generator)
+        dense = torch.randn(64, models.DENSE, generator=generator)
+        lengths = torch.ones(ids.numel(), dtype=torch.int64)
+        logits = parallel(dense, KeyedJaggedTensor(keys=models.NAMES, values=ids.flatten(), lengths=lengths))
+        loss = F.binary_cross_entropy_with_logits(logits.squeeze(1), (ids[0] % 2).float())
+        parallel.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    if patch is not None:
+        patch.verify()
+    weights = [each.detach().clone() for each in models.DensePart(parallel.module).parameters()]
+    torch.save((losses, patch and patch.sites, weights), Path(folder) / f"{bind}.{rank}.pt")
+    dist.barrier()
+    os._exit(0)  # threads of TorchRec can abort a process that ends otherwise
+
+
+def sharded(model):
+    """The model with two tables by rows and two whole, one on each rank."""
+    tables = model.sparse_arch.embedding_bag_collection
+    sharder = EmbeddingBagCollectionSharder()
+    ways = {
+        f"table_{name}": row_wise() if index % 2 else table_wise(rank=index // 2)
+        for index, name in enumerate(models.NAMES)
+    }
+    plan = construct_module_sharding_plan(
+        tables, ways, sharder=sharder, local_size=WORLD, world_size=WORLD, device_type="cpu"
+    )
+    plans = ShardingPlan({"sparse_arch.embedding_bag_collection": plan})
+    return DistributedModelParallel(model, device=torch.device("cpu"), plan=plans, sharders=[sharder])
