@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from loka.policy.problems import PolicyError as PolicyError
     from loka.probe.probe import Probe as Probe
     from loka.probe.probe import ProbeWarning as ProbeWarning
+    from loka.trial.trial import fp8 as fp8
 
 _MODULES = {
     "loka.codegen.generation": ("GeneratedPackage", "generate"),
@@ -55,6 +56,7 @@ _MODULES = {
     "loka.mods.policy_loader": ("load_policy",),
     "loka.policy.problems": ("PolicyError",),
     "loka.probe.probe": ("Probe", "ProbeWarning"),
+    "loka.trial.trial": ("fp8",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -79,6 +81,7 @@ __all__ = [
     "ProbeWarning",
     "VerifyError",
     "__version__",
+    "fp8",
     "generate",
     "load_policy",
     "make_plan",

@@ -12,7 +12,7 @@ from dataclasses import replace
 from loka.devices.data_sheets import B200, GB200, H20, H100_PCIE, MI300X, MI350X
 from loka.devices.hopper import H100, H200
 from loka.devices.spec import DeviceSpec
-from loka.errors import InputError
+from loka.errors import Code, InputError
 
 REFERENCE = replace(H100, name="reference", title="reference", pattern="(?!)", measured_on="", is_reference=True)
 DEVICES: Mapping[str, DeviceSpec] = {
@@ -33,7 +33,7 @@ def spec_of(target: str) -> DeviceSpec:
     """The device of a target. Raises InputError for an unknown one."""
     found = DEVICES.get(target)
     if found is None:
-        raise InputError(f"target {target!r} is not known; it can be {', '.join(DEVICES)}")
+        raise InputError(f"target {target!r} is not known; it can be {', '.join(DEVICES)}", Code.VALUE)
     return found
 
 

@@ -46,11 +46,16 @@ GEMMS = ("fprop", "dgrad", "wgrad")  # in the order of their counter ids
 
 
 class Patch:
-    """A package bound to a model, as returned by `apply`. `sites`: names of the patched sites, in order."""
+    """A package bound to a model, as returned by `apply`. `sites`: names of the patched sites, in order.
+
+    Of `loka.fp8`, `report` says in words what is gained, and `policy` has the policy that was planned, in YAML; both
+    are "" from `apply`.
+    """
 
     def __init__(self, root: nn.Module, package: str, modules: tuple[BoundModule, ...]) -> None:
         self._root = root
         self._package = package
+        self.report = self.policy = ""
         self._modules = modules
         self._kept: tuple[KeptModule, ...] = ()
         # A bound class -> the module's own. Compiled code is for one class, so that each has to come back as it was.

@@ -22,6 +22,7 @@ _LIBRARY = (
     str(Path(__file__).parent) + os.sep,
     str(Path(__file__).parents[1] / "graph" / "sites") + os.sep,
     str(Path(__file__).parents[1] / "graph" / "capture.py"),
+    str(Path(__file__).parents[1] / "trial") + os.sep,
     str(Path(__file__).parents[1] / "probe" / "capture" / "watch.py"),  # stands around every function of torch
 )
 

@@ -55,6 +55,7 @@ class DraftOptions:
     batch_size: int
     batches: str | None = None
     loss: str | None = None
+    target: str = DEFAULT.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ def draft_policy(
         f"name: {options.name}",
         f"model: {{{', '.join(model)}}}",
         *_train(options),
-        f"target: {DEFAULT.name}",
+        f"target: {options.target}",
         f"execution: {{mode: {RECOMMENDED_EXECUTION.value}}} # {_EXECUTION}",
         "",
         "defaults:",

@@ -185,7 +185,9 @@ def random_label_loss(output: Any, seed: Tensor) -> Tensor:
     """
     logits = [each for each in tensors_in(output) if each.is_floating_point() and each.requires_grad]
     if not logits:
-        raise InputError("the model's output has no floating-point tensor with a gradient: there is nothing to train")
+        raise InputError(
+            "the model's output has no floating-point tensor with a gradient: there is nothing to train", Code.MODEL
+        )
     generator = torch.Generator().manual_seed(int(seed))
     losses = []
     for each in logits:

@@ -52,10 +52,7 @@ def apply(
     does.
     """
     root = _root(model, package)
-    if mode not in MODES:
-        close = difflib.get_close_matches(str(mode), MODES, n=1, cutoff=0.3)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise BindError(f"{package}: mode must be 'train' or 'infer', not {mode!r}{hint}", Code.ARGUMENT)
+    check_mode(package, mode)
     with adapting(model, package, adaptations, stacklevel=5):
         bound, unplanned = _bound(root, package, bindings, mode, strict)
     # The warning points to the caller of the generated package's apply.
@@ -64,6 +61,14 @@ def apply(
     if unplanned:
         warnings.warn(f"{package}: {unplanned}", LokaWarning, stacklevel=3)
     return Patch(root, package, bound)
+
+
+def check_mode(package: str, mode: str) -> None:
+    """Raise BindError for a mode that there is not."""
+    if mode not in MODES:
+        close = difflib.get_close_matches(str(mode), MODES, n=1, cutoff=0.3)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise BindError(f"{package}: mode must be 'train' or 'infer', not {mode!r}{hint}", Code.ARGUMENT)
 
 
 def _bound(

@@ -23,6 +23,7 @@ from loka.mods.structure import plain_name
 
 AGAIN = "run loka generate again"
 BACK = "change it back, or remove the patch and run loka generate again"
+BOUND_ALREADY = "is bound already: remove the first patch (patch.remove())"
 
 _HOOKS = {
     "_forward_hooks": "forward hooks",
@@ -195,7 +196,7 @@ def in_wrapper(module: nn.Module, path: str) -> bool:
 def _problems(module: nn.Module, binding: Binding, mode: str, check: ForwardCheck) -> Iterator[str]:
     """Reasons why one module cannot be bound."""
     if isinstance(module, Bound):
-        yield "is bound already: remove the first patch (patch.remove())"
+        yield BOUND_ALREADY
         return
     if torch.nn.utils.parametrize.is_parametrized(module):
         yield "is parametrised: remove the parametrisation, or keep its sites in the policy"
