@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from loka.devices.targets import DEFAULT, spec_of
+from loka.plan.plan import NATIVE
 from loka.plan.planner import Planned
-from loka.plan.view.table import group_sites
+from loka.plan.view.table import NOTHING, RECIPES, group_sites
 from loka.plan.view.verdict import verdict
 
-REASONS = 8  # most rows of sites whose reasons are told
+REASONS = 8  # most rows of sites that are told, each with its reason
 
 
 def report_of(found: Planned, policy: str, bound: bool, mode: str, with_loss: bool, chosen: bool) -> str:
@@ -16,11 +17,14 @@ def report_of(found: Planned, policy: str, bound: bool, mode: str, with_loss: bo
     lines = [f"{verdict(plan)}."]
     if found.prospect is not None:
         lines.append(f"{found.prospect.describe(plan.batch_size)}.")
-    if plan.share_fp8 == 0:
-        rows = group_sites(plan, alike=True)
-        lines.append("Why nothing is in FP8:" if rows else "The model has no product that could be in FP8.")
-        lines += [f"  {row.cells['site']}: {row.cells['reason']}" for row in rows[:REASONS]]
-        lines += [f"  and {len(rows) - REASONS} more rows of sites"] if len(rows) > REASONS else []
+    rows = [row.cells for row in group_sites(plan, alike=True)]
+    native = [cells for cells in rows if all(cells[gemm] in (NATIVE, NOTHING) for gemm in RECIPES)]
+    if native:
+        lines.append("Not in FP8, and why:")
+        lines += [f"  {cells['site']}: {cells['reason']}" for cells in native[:REASONS]]
+        lines += [f"  and {len(native) - REASONS} more rows of sites"] if len(native) > REASONS else []
+    elif not rows:
+        lines.append("The model has no product that could be in FP8.")
     if bound:
         lines.append(f"The model is bound, mode={mode!r}; patch.remove() undoes it.")
     else:

@@ -84,7 +84,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
 
 
 # Pages that go on from the guide, in its folder, with the scripts that they make.
-FOLLOWED = {"guide": ("train.py", "guarded.py"), "serving": ("serve.py", "refresh.py", "export.py")}
+FOLLOWED = {"guide": ("two_lines.py", "train.py", "guarded.py"), "serving": ("serve.py", "refresh.py", "export.py")}
 
 
 @pytest.mark.slow

@@ -107,10 +107,20 @@ def test_the_figures_of_the_chart_are_those_of_the_pages() -> None:
         assert re.search(rf"^\| `{entry['policy']}` .*{re.escape(row)}$", RESULTS, re.MULTILINE)
 
 
+@pytest.mark.slow
+def test_the_two_lines_are_all_it_takes(caplog: pytest.LogCaptureFixture) -> None:
+    names = {
+        "model": torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()),
+        "example_inputs": torch.ones(8, 64),
+    }
+    exec(markdown.blocks(README, "python")[0], names)  # noqa: S102 - what the page shows
+    assert names["patch"].report in caplog.text
+
+
 def test_the_quick_start_names_verbs_and_its_own_policy() -> None:
     (commands,) = markdown.blocks(README, "bash")
     names = {command.name for command in main.app.registered_commands}
-    assert "my.apply(model)" in markdown.blocks(README, "python")[0]
+    assert "my.apply(model)" in markdown.blocks(README, "python")[1]
     for line in commands.splitlines():
         _, verb, *rest = line.split()
         assert verb in names

@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch import nn
 
+import loka
 from loka.errors import Code, LokaError
 from tests.support import guide_pages, markdown
 from tests.support.plan.made_profiles import as_version_2
@@ -261,6 +262,24 @@ def models(reader: Reader) -> None:
     reader.does(frozen.verify)
 
 
+def trials(reader: Reader) -> None:
+    """What `loka.fp8` does not take."""
+    tower, rows = importlib.import_module("tower"), torch.randn(64, 32)
+    reader.does(loka.fp8, tower.build(), rows, target="h1000")
+    reader.does(loka.fp8, tower.build(), rows, loss=tower.loss)
+    reader.does(loka.fp8, tower.build(), rows, loss=lambda output: output)
+    with torch.device("meta"):
+        empty = tower.build()
+    reader.does(loka.fp8, empty, rows)
+    reader.does(loka.fp8, tower.build(), rows[:, :3])
+    reader.does(loka.fp8, tower.build(), rows[:3])
+    bound = tower.build()
+    importlib.import_module("generated.tower").apply(bound)
+    reader.does(loka.fp8, bound, rows)
+    reader.does(loka.fp8, torch.compile(tower.build()), rows)
+    reader.does(loka.fp8, tower.build(), rows, loss=tower.loss, mode="infer")
+
+
 def comparisons(reader: Reader) -> None:
     """Comparisons without test data, on seeds that something was tuned on, and of too few pairs; batches that are no
     pair's, or end, or are too wide; times of a CPU.
@@ -284,7 +303,7 @@ def _heard(folder: Path) -> str:
     (folder / "script.py").write_text(f"from generated import script\n{tower}", encoding="utf-8")
     reader = Reader(folder, (folder / "policies" / "tower.yaml").read_text(encoding="utf-8"))
     with guide_pages.reading_in(folder):
-        for mistakes in (policies, plans, packages, models, comparisons):
+        for mistakes in (policies, plans, packages, models, trials, comparisons):
             mistakes(reader)
     return "\n".join(reader.heard)
 
