@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+
+import torch
 
 from loka.errors import IgnoredWarning
 from loka.gc import deferred_gc
@@ -69,7 +73,7 @@ def planned(
     copy of the same model, and with a quick check of its forwards, as only times are read from it. With `prospects`, a
     plan without FP8 comes with what it would bring.
     """
-    with deferred_gc():  # ten thousand sites make a million objects and hardly any garbage
+    with deferred_gc(), _one_thread():  # ten thousand sites make a million objects and hardly any garbage
         loaded = policy_argument(policy, "policy")
         known = open_profile(loaded)
         measurements = open_measurements(loaded)
@@ -120,6 +124,20 @@ def planned(
                 more = plan_of(replace(examined, policy=policy_with), known, measurements, kernels, tracer)
             prospect = with_exact_gains(prospect, made, more)
         return Planned(made, known, measurements, examined.notes, prospect, ignored)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Torch with one thread inside: forwards are compared on a few samples, for which several wait for one another.
+
+    On two busy cores a plan took ten times as long with two.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _warn(ignored: str) -> None:

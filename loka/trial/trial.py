@@ -30,6 +30,7 @@ from loka.dispatch.patch import Patch
 from loka.errors import Code, InputError
 from loka.gc import deferred_gc
 from loka.model.callables import describe_error
+from loka.model.example_inputs import random_state_kept
 from loka.mods.policy_loader import load_policy
 from loka.mods.registry import INTERACTION_MOD
 from loka.plan.draft import DraftOptions, draft_policy, drafted_from, policy_name
@@ -107,7 +108,7 @@ def fp8(
     _log.warning("loka.fp8: probing and planning %s, which takes a few seconds to a minute", type(model).__name__)
     _call(_in_its_mode(live), live, loss)  # a mistake is told before anything takes long
     folder = _private_folder()
-    with live.importable() as home, deferred_gc():
+    with live.importable() as home, deferred_gc(), random_state_kept():
         policy, text = _policy(live, home, device, folder)
         examined = examine(policy)
         if examined.sites:
