@@ -46,7 +46,7 @@ from loka.probe.profile.profile import Profile
 from loka.trial.live_model import LiveModel
 from loka.trial.trial_report import report_of
 
-ROWS = 2048  # sampled of each call
+ROWS = 512  # sampled of each call, as `loka probe` does
 PACKAGE = "generated"  # the folder of the package in the private one
 YOURS = "my_pkg"  # where the policy, as it is told, looks for the user's functions
 
@@ -105,7 +105,10 @@ def fp8(
         raise InputError("loss is for mode='train': with mode='infer' only the forward is probed", Code.ARGUMENT)
     live = LiveModel.of(model, example_inputs, frozen=mode == "infer")
     device = _target_of(live) if target is None else spec_of(target).name
-    _log.warning("loka.fp8: probing and planning %s, which takes a few seconds to a minute", type(model).__name__)
+    _log.warning(
+        "loka.fp8: probing and planning %s: seconds for a small model, a minute or two for a wide one on a CPU",
+        type(model).__name__,
+    )
     _call(_in_its_mode(live), live, loss)  # a mistake is told before anything takes long
     folder = _private_folder()
     with live.importable() as home, deferred_gc(), random_state_kept():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 import time
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from loka.graph.trace import tracer
 from loka.plan.plan import NOTHING_AROUND, BindingKind, Plan
@@ -296,3 +298,27 @@ def test_a_refused_region_of_a_kept_linear_changes_no_share(plan_for):
     assert {gemm.reason for gemm in site(plan, "layers.1.down").gemms} == {"keep by p.yaml:6"}
     assert "planmodels.py:" in site(plan, "layers.1.up").region_note
     assert site(plan, "layers.0.up").region == ("linear", "layer_norm")
+
+
+def test_planning_runs_torch_with_one_thread(tmp_path, monkeypatch):
+    """Several would wait for one another, for minutes where the cores are busy."""
+    (tmp_path / "counted.py").write_text(
+        "import torch\n\n\nSEEN = []\n\n\nclass Model(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.up, self.norm = torch.nn.Linear(64, 64), torch.nn.LayerNorm(64)\n\n"
+        "    def forward(self, x):\n        return self.norm(self.up(x))\n\n\n"
+        "def example_inputs(batch):\n    SEEN.append(torch.get_num_threads())\n    return torch.randn(batch, 64)\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "counted.yaml").write_text(
+        'version: 1\nname: counted\nmodel: {factory: "counted:Model", batch_size: 64}\n', encoding="utf-8"
+    )
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        make_plan("counted.yaml")
+        assert set(sys.modules.pop("counted").SEEN) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
