@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-OnStatistics = Callable[[int, dict[str, float]], object]
+Log = Callable[[int, dict[str, float]], object]
 
 
 class ProbeWarning(UserWarning):
@@ -81,8 +81,8 @@ class Probe:
         group: Ranks to merge over. `stats`, `recorded` and the save at the end are then collective, and rank 0 of the
             group writes `path`; until then each rank saves its own file, with `.rankR` in its name; sharded weights
             are in the merged statistics alone.
-        on_statistics: Called after each sampled step, in `step`, with the number of completed steps and a dict of the
-            step's figures by `SITE/OPERAND/FIGURE`, such as "layers.0.up/input/rms": for a log or TensorBoard. Each
+        log: Called after each sampled step, in `step`, with the number of completed steps and a dict of the
+            step's figures by `SITE/OPERAND/FIGURE`, such as "layers.0.up/input/rms": for TensorBoard and the like. Each
             rank gets those of its own rows, and none of sharded weights. Waits for the device.
 
     Raises:
@@ -99,7 +99,7 @@ class Probe:
         save_every: int = 10_000,
         rows: int = 256,
         group: ProcessGroup | None = None,
-        on_statistics: OnStatistics | None = None,
+        log: Log | None = None,
     ) -> None:
         for name, value in (("every", every), ("save_every", save_every), ("rows", rows)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -108,8 +108,8 @@ class Probe:
             raise InputError(f"probe: model must be the nn.Module that is trained, not a {type(model).__name__}")
         if path is not None:
             _check_path(path)
-        if on_statistics is not None and not callable(on_statistics):
-            raise InputError(f"probe: on_statistics must be callable, not a {type(on_statistics).__name__}")
+        if log is not None and not callable(log):
+            raise InputError(f"probe: log must be callable, not a {type(log).__name__}")
         if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
             raise InputError(f"probe: group must be a ProcessGroup of torch.distributed, not a {type(group).__name__}")
         with current_directory_importable():
@@ -131,7 +131,7 @@ class Probe:
         self._save_every = save_every
         self._numbers = RowNumbers(rows)
         self._group = group
-        self._on_statistics = on_statistics
+        self._log = log
         self._figures = StepFigures()
         self._trackers: dict[str, Trackers] = {}
         self._watch: Watch | None = None
@@ -223,8 +223,8 @@ class Probe:
         """Leave a sampled step, save, enter the next sampled step: whatever is due now."""
         if self._state != "open" or self._watch is None:
             raise InputError("probe: step() belongs inside `with Probe(...) as probe:`")
-        if self._leave() and self._on_statistics is not None:
-            self._on_statistics(self._step, self._figures.read(self._trackers.values()))
+        if self._leave() and self._log is not None:
+            self._log(self._step, self._figures.read(self._trackers.values()))
         due = self._path is not None and self._step > 0 and self._step % self._save_every == 0
         if due and not self._saver.busy:
             self._save()

@@ -83,6 +83,15 @@ class GuardReport:
     loss_fp8: float
     errors: Mapping[str, Mapping[str, float]]
 
+    def figures(self) -> dict[str, float]:
+        """Losses and errors under one name each: "guard/loss", "guard/loss_fp8", "guard/layers.0.up/output"."""
+        errors = {
+            f"guard/{module or 'the model itself'}/{figure}": error
+            for module, each in self.errors.items()
+            for figure, error in each.items()
+        }
+        return {"guard/loss": self.loss, "guard/loss_fp8": self.loss_fp8, **errors}
+
 
 @dataclass(slots=True)
 class _Guarded:
@@ -151,6 +160,8 @@ class Guard:
         hooks: Run hooks on modules and parameters in a check too; needed where the loss or the model works by one, as
             by an output that a hook changes or keeps. False: a check runs torch's own alone, as those of FSDP2, so that
             a hook which counts or logs runs once a step.
+        log: Called after each check with its step and a dict of figures, those of `GuardReport.figures` and how many
+            modules run by their own forwards ("guard/fallen"): for TensorBoard and the like, as the Probe's `log`.
 
     Attributes:
         events: All findings of this guard so far.
@@ -173,6 +184,7 @@ class Guard:
         return_after: int | None = 20,
         group: ProcessGroup | None = None,
         hooks: bool = False,
+        log: Callable[[int, dict[str, float]], object] | None = None,
     ) -> None:
         if not isinstance(patch, Patch):
             raise InputError(f"guard: patch must be what apply returned, not a {type(patch).__name__}")
@@ -183,6 +195,8 @@ class Guard:
             raise InputError(f"guard: margin must be a number of at least 1, not {margin!r}")
         if not callable(loss):
             raise InputError(f"guard: loss must be a function of a model and a batch, not a {type(loss).__name__}")
+        if log is not None and not callable(log):
+            raise InputError(f"guard: log must be callable, not a {type(log).__name__}")
         self._model = _inner(model)
         self._patch = patch
         self._loss = loss
@@ -191,6 +205,7 @@ class Guard:
         self._return_after = return_after
         self._ranks = Ranks(group)
         self._hooks = hooks
+        self._log = log
         self._step = 0
         self._next = every - 1
         self.events: tuple[GuardEvent, ...] = ()
@@ -289,6 +304,8 @@ class Guard:
         for event in found:
             _log.warning("%s", event)
         self.events += tuple(found)
+        if self._log is not None:
+            self._log(step, {**self.report.figures(), "guard/fallen": float(len(self.fallen))})
         return tuple(found)
 
     def _compare(self, batch: Any) -> tuple[dict[str, dict[str, Norms]], float, float]:

@@ -1,4 +1,4 @@
-"""Summaries of statistics: of a site for planning, and of single steps for `Probe(on_statistics=...)`."""
+"""Summaries of statistics: of a site for planning, and of single steps for `Probe(log=...)`."""
 
 from __future__ import annotations
 

@@ -41,6 +41,7 @@ X = torch.zeros(8, 32).normal_(generator=torch.Generator().manual_seed(3))
         ({"return_after": True}, "return_after must be a whole number of at least 1, not True"),
         ({"margin": 0.5}, r"margin must be a number of at least 1, not 0\.5"),
         ({"margin": math.nan}, "margin must be a number of at least 1, not nan"),
+        ({"log": 3}, "log must be callable, not a int"),
         ({"loss": 3}, "loss must be a function of a model and a batch, not a int"),
         ({"patch": nn.ReLU()}, "patch must be what apply returned, not a ReLU"),
         ({"model": loss}, r"model must be the nn\.Module that is trained, not a function"),

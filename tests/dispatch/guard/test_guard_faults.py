@@ -52,6 +52,22 @@ def counter_id(patch, site):
     return next(number for number, label in patch._labels() if label == (site, "fprop"))
 
 
+def test_each_check_is_logged_with_its_figures(model, patch, monkeypatch):
+    got = []
+    planted_faults.plant(monkeypatch, counter_id(patch, SITES[0]), "output is a half more")
+    guard = loka.Guard(model, patch, loss=loss, every=2, log=lambda *each: got.append(each))
+    train(model, guard, LIMIT, stop=lambda: guard.events)
+    assert got[0][0] == 1
+    assert got[0][1]["guard/fallen"] == 0
+    step, figures = got[-1]
+    assert step == guard.events[0].step
+    assert figures["guard/fallen"] == 1
+    assert figures["guard/loss"] == guard.report.loss
+    assert figures["guard/loss_fp8"] == guard.report.loss_fp8
+    assert figures["guard/layers.0/output"] == guard.report.errors["layers.0"]["output"] > 0
+    assert all(type(value) is float for value in figures.values())
+
+
 def test_without_a_fault_nothing_happens(model, patch):
     guard = loka.Guard(model, patch, loss=loss, every=1)
     train(model, guard, 60)

@@ -1,4 +1,4 @@
-"""`Probe(on_statistics=...)`: figures of each sampled step, of that step alone."""
+"""`Probe(log=...)`: figures of each sampled step, of that step alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def train(policy, batches, **options):
     """What the callback got in a training of the plain model, whose weights stay as they are."""
     got = []
     model = models.build_plain()
-    with loka.Probe(model, policy("plain"), on_statistics=lambda *each: got.append(each), **options) as probe:
+    with loka.Probe(model, policy("plain"), log=lambda *each: got.append(each), **options) as probe:
         models.train(model, batches, probe, lr=0.0)
     return model, got
 
@@ -69,10 +69,10 @@ def test_elements_that_are_not_finite_are_counted_in_their_step_alone(policy):
 def test_the_statistics_and_the_training_are_the_same_with_it(policy):
     batches = models.make_batches(4, 600, 3, 12)
     learned, losses = [], []
-    for on_statistics in (None, lambda step, figures: None):
+    for log in (None, lambda step, figures: None):
         model = models.build_forms()
         torch.manual_seed(5)
-        with loka.Probe(model, policy("forms"), every=2, rows=16, on_statistics=on_statistics) as probe:
+        with loka.Probe(model, policy("forms"), every=2, rows=16, log=log) as probe:
             losses.append(models.train(model, batches, probe))
             learned.append(probe.stats())
     assert all(torch.equal(one, other) for one, other in zip(*losses, strict=True))
@@ -86,7 +86,7 @@ def test_the_statistics_and_the_training_are_the_same_with_it(policy):
 def test_a_step_in_which_nothing_was_seen_has_no_figures(policy):
     got = []
     model = models.build_plain()
-    with loka.Probe(model, policy("plain"), every=1, on_statistics=lambda *each: got.append(each)) as probe:
+    with loka.Probe(model, policy("plain"), every=1, log=lambda *each: got.append(each)) as probe:
         probe.step()
         models.train(model, models.make_batches(1, 8, 12), probe)
     assert [step for step, _ in got] == [2]
@@ -99,12 +99,12 @@ def test_what_the_callback_raises_reaches_the_loop(policy):
     model = models.build_plain()
     with (
         pytest.raises(StopIteration, match="1"),
-        loka.Probe(model, policy("plain"), every=1, on_statistics=stop) as probe,
+        loka.Probe(model, policy("plain"), every=1, log=stop) as probe,
     ):
         models.train(model, models.make_batches(2, 8, 12), probe)
     assert not probe.sampling
 
 
 def test_it_has_to_be_callable(policy):
-    with pytest.raises(InputError, match="probe: on_statistics must be callable, not a str"):
-        loka.Probe(models.build_plain(), policy("plain"), on_statistics="writer")
+    with pytest.raises(InputError, match="probe: log must be callable, not a str"):
+        loka.Probe(models.build_plain(), policy("plain"), log="writer")

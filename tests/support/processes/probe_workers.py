@@ -115,9 +115,7 @@ def fully_sharded(rank, folder, policy):
         ("kept", lambda: sharded(reshard_after_forward=False)),
     ):
         model = wrap()
-        with loka.Probe(
-            model, policy, every=2, path=path, save_every=2, group=dist.group.WORLD, on_statistics=log
-        ) as probe:
+        with loka.Probe(model, policy, every=2, path=path, save_every=2, group=dist.group.WORLD, log=log) as probe:
             models.train(model, models.make_batches(4, 8 + rank, 12, seed=rank), probe, lr=0.0)
             found[name] = probe.stats()
     matrices = models.Matrices()
