@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
 
 from loka.graph.capture.captured import CannotCaptureError, Captured, line_of, modules_around
 from loka.graph.capture.dynamo import capture
@@ -90,6 +91,26 @@ def test_a_graph_says_where_everything_comes_from(training: bool, device: str) -
     assert isinstance(result["rows"], fx.Node)
     assert result["pair"][1] is None
     assert result["x"].expression == "x"
+
+
+def products(x: Tensor, weight: Tensor) -> Tensor:
+    return x @ weight.T + x @ weight.mT + x @ weight.H + x @ weight.mH
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda self, x: products(x, self.linear.weight),
+        lambda self, x: checkpoint(products, x, self.linear.weight, use_reentrant=False),
+    ],
+    ids=["plain", "checkpoint"],
+)
+def test_attributes_that_transpose_are_read_alike_by_every_torch(forward: Any) -> None:
+    """torch 2.14 reads operators of aten instead, in which nobody saw the Parameter."""
+    captured = capture(body(forward), (x(),))
+    graphs = [captured.graph, *(each.graph for each in captured.constants.values())]
+    read = [node.args[1] for graph in graphs for node in graph.nodes if node.target is getattr]
+    assert read == ["T", "mT", "H", "mH"]
 
 
 class Spread(Block):

@@ -47,6 +47,12 @@ _SIZE = re.compile(r"<([^<>]*)>")  # Dynamo's name of a size, in the text of a c
 _DYNAMO = os.path.join("torch", "_dynamo", "")
 _DECOMPOSITIONS = os.path.join("torch", "_decomp", "")
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # of a tensor
+_TRANSPOSES: dict[Any, str] = {  # what torch 2.14 reads instead of the attribute of a tensor
+    torch.ops.aten.numpy_T: "T",
+    torch.ops.aten.mT: "mT",
+    torch.ops.aten.matrix_H: "H",
+    torch.ops.aten.mH: "mH",
+}
 _NOTHING = object()  # no result was asked for
 
 
@@ -243,6 +249,9 @@ def _place(location: Any) -> str:
 def _captured(module: nn.Module, bound: Arguments, kept: _Kept, leaves: Leaves, made: Any) -> Captured:
     if kept.module is None:
         raise CannotCaptureError(f"the forward of {type(module).__name__} does nothing that torch could read")
+    for part in kept.module.modules():  # with the bodies of checkpoints
+        if isinstance(part, fx.GraphModule):
+            _spell_alike(part.graph)
     graph = kept.module.graph
     sources = {node: bound.source(name) for node, name in kept.sources.items()}
     outputs = next(node for node in graph.nodes if node.op == "output").args[0]
@@ -252,8 +261,6 @@ def _captured(module: nn.Module, bound: Arguments, kept: _Kept, leaves: Leaves, 
     for node in list(graph.nodes):
         if is_call(node):
             leaves.restore(graph, node)
-        if node.op == "call_method" and node.target == "__abs__":  # of the builtin, before torch 2.12
-            node.op, node.target = "call_function", operator.abs
     constants = {n.target: getattr(kept.module, n.target) for n in graph.nodes if n.op == "get_attr"}
     reads = tuple(dict.fromkeys(Read(bound.source(name), kind) for name, kind in kept.reads if name))
     texts = [(_SIZE.sub(lambda size: bound.source(size[1]).expression, text), place) for text, place in kept.conditions]
@@ -263,6 +270,15 @@ def _captured(module: nn.Module, bound: Arguments, kept: _Kept, leaves: Leaves, 
     values |= {id(each.meta["example_value"]): each for each in outputs if isinstance(each, fx.Node)}
     result = None if made is _NOTHING else map_tree(made, lambda leaf: values.get(id(leaf), leaf))
     return Captured(graph, constants, sources, reads, conditions, result)
+
+
+def _spell_alike(graph: fx.Graph) -> None:
+    """Gives nodes that torch's versions spell differently the one form that everything here knows."""
+    for node in graph.nodes:
+        if node.op == "call_method" and node.target == "__abs__":  # of the builtin, before torch 2.12
+            node.op, node.target = "call_function", operator.abs
+        elif node.target in _TRANSPOSES:
+            node.target, node.args = getattr, (*node.args, _TRANSPOSES[node.target])
 
 
 def _single_sizes(node: fx.Node, source: Source) -> Iterator[str]:
