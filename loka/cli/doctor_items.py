@@ -23,7 +23,11 @@ from loka.plan.tuning.record import TunedFile
 from loka.policy.policy import Policy
 from loka.version import __version__
 
-OLDEST = {"torch": (2, 11), "triton": (3, 6)}  # oldest supported and tested versions
+# Versions that the tests ran with, oldest supported first, and where.
+TESTED = {
+    "torch": {"2.11": "H100 and H200", "2.13": "CPU", "2.14": "CPU"},
+    "triton": {"3.6": "H100 and H200", "3.8": "CPU", "3.9": "CPU"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +76,18 @@ def _triton() -> Item:
 
 
 def _version_item(name: str, version: str, install: str) -> Item:
-    oldest = OLDEST[name]
-    parts = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
-    if parts >= oldest:
-        return Item(name, "ok", version, "")
-    wanted = ".".join(map(str, oldest))
-    return Item(name, "problem", version, f"LoKA needs {name} {wanted} or newer: {install}")
+    tested, release = TESTED[name], ".".join(version.split("+")[0].split(".")[:2])
+    oldest = next(iter(tested))
+    if _numbers(release) < _numbers(oldest):
+        return Item(name, "problem", version, f"LoKA needs {name} {oldest} or newer: {install}")
+    where = ", ".join(f"{each} ({device})" for each, device in tested.items())
+    if release in tested:
+        return Item(name, "ok", version, f"tested: {where}")
+    return Item(name, "ok", version, f"LoKA was not tested with {name} {release}; tested: {where}")
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split(".") if part.isdigit())
 
 
 def _devices(fp8: list[bool]) -> list[Item]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from loka.cli import doctor_items
 from loka.kernels.gemm.library import Library
@@ -62,6 +63,22 @@ def doctor(loka) -> Callable[..., dict[str, tuple[str, str, str]]]:
         return {item["name"]: (item["status"], item["found"], item["note"]) for item in found["items"]}
 
     return ask
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "start"),
+    [
+        ("2.14.1+cu130", "ok", "tested: 2.11 (H100 and H200), 2.13 (CPU), "),
+        ("2.12.0", "ok", "LoKA was not tested with torch 2.12; tested: 2.11 (H100 and H200), "),
+        ("3.0.0a0+git1f", "ok", "LoKA was not tested with torch 3.0; tested: 2.11 "),
+        ("2.9.1", "problem", "LoKA needs torch 2.11 or newer: pip install"),
+    ],
+)
+def test_which_torch_was_tested_is_said(doctor, monkeypatch, version: str, status: str, start: str) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    found = doctor(status=int(status == "problem"))["torch"]
+    assert found[:2] == (status, version)
+    assert found[2].startswith(start)
 
 
 def test_without_a_set_it_says_how_to_make_one(doctor, machine, monkeypatch, tmp_path):
