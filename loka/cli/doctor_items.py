@@ -25,8 +25,8 @@ from loka.version import __version__
 
 # Versions that the tests ran with, oldest supported first, and where.
 TESTED = {
-    "torch": {"2.11": "H100 and H200", "2.13": "CPU", "2.14": "CPU"},
-    "triton": {"3.6": "H100 and H200", "3.8": "CPU", "3.9": "CPU"},
+    "torch": {"2.11": "Hopper GPUs", "2.13": "CPU", "2.14": "CPU"},
+    "triton": {"3.6": "Hopper GPUs", "3.8": "CPU", "3.9": "CPU"},
 }
 
 

@@ -59,6 +59,7 @@ class Scaling(StrEnum):
     BLOCKWISE_1X128 = "blockwise_1x128"  # one scale per 128 neighbours in a row
     BLOCKWISE_128X128 = "blockwise_128x128"  # one scale per square of 128 rows and 128 columns
     BLOCKWISE_1X32 = "blockwise_1x32"  # MXFP8: one scale per 32 neighbours in a row, a power of two
+    NVFP4 = "nvfp4"  # 4 bits, with a scale in e4m3 per 16 neighbours in a row and one for all: for the Probe alone
 
 
 class Range(StrEnum):

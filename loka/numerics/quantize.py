@@ -33,6 +33,16 @@ The formats (OCP 8-bit Floating Point Specification, revision 1.0):
 | e4m3   | 4             | 3             | 448            | 2^-6            | 2^-9               | no         |
 | e5m2   | 5             | 2             | 57344          | 2^-14           | 2^-16              | yes        |
 
+NVFP4 (`nvfp4`) has 4-bit values, e2m1, and scales of two levels, of the matrix and of 16 neighbours in a row:
+
+    whole = amax(x).clamp(min=AMAX_FLOOR) / (448 * 6)
+    block = (amax(block) / 6 / whole).clamp(2^-6, 448).to(e4m3)
+    scale = whole * block
+    q     = torch.where(x.isfinite(), round((x / scale).clamp(-6, 6)), torch.nan).to(e4m3)
+
+where `round` takes the nearest of 0, 0.5, 1, 1.5, 2, 3, 4, 6, ties to the even mantissa. All of these are e4m3 numbers,
+which hold them here: nothing multiplies them but this reference. The order is that of torchao's `nvfp4_quantize`.
+
 The transposed copy of a quantized matrix, made from its FP8 values alone (`requantize_transpose`):
 a matrix of (R, C) quantized rowwise serves a GEMM that contracts over C. The GEMM that contracts over R needs it
 transposed, with a scale per row of the transpose, which a pass along the rows cannot compute. A single scale is
@@ -59,6 +69,7 @@ from loka.numerics.enums import Format, Scaling
 from loka.numerics.recipe import OperandRecipe
 from loka.numerics.scalings import block_of
 
+E2M1_MAX = 6.0
 BLOCK = 128  # elements in a row that share a scale in blockwise_1x128
 AMAX_FLOOR = 2.0**-100  # lower bound of amax; keeps a zero block's scale positive and normal
 
@@ -99,7 +110,7 @@ class Quantized:
 
 
 def scale_shape(rows: int, columns: int, scaling: Scaling) -> tuple[int, int]:
-    """Shape of the scales of a (rows, columns) matrix."""
+    """Shape of the scales of a (rows, columns) matrix; with nvfp4, of the products of both levels."""
     return block_of(scaling).count(rows, columns)
 
 
@@ -108,8 +119,7 @@ def static_scale(amax: float, format: Format, power_of_two: bool) -> float:
 
     Raises InputError where amax is negative or not finite.
     """
-    if not 0.0 <= amax <= torch.finfo(torch.float32).max:
-        raise InputError(f"static scale: amax must be a finite number, zero or above, not {amax}")
+    _check_amax(amax)
     # float32 arithmetic, as the quantizers do it on tensors: amax, floor and maximum are float32 values
     (amax32,) = struct.unpack("f", struct.pack("f", amax))
     (scale,) = struct.unpack("f", struct.pack("f", max(amax32, AMAX_FLOOR) / FORMATS[format].max))
@@ -119,19 +129,27 @@ def static_scale(amax: float, format: Format, power_of_two: bool) -> float:
     return float(scale)
 
 
+def _check_amax(amax: float) -> None:
+    if not 0.0 <= amax <= torch.finfo(torch.float32).max:
+        raise InputError(f"static scale: amax must be a finite number, zero or above, not {amax}")
+
+
 def quantize(
     x: Tensor, *, format: Format, scaling: Scaling, power_of_two: bool = False, amax: float | None = None
 ) -> Quantized:
     """Quantize a matrix x of (R, C), any floating dtype, as the module's docstring describes.
 
     `amax` is the maximum of |x| of a static scale, which holds for the whole matrix whatever the scaling; None measures
-    it. R and C may be zero. Raises InputError where x is not a matrix or amax is not usable.
+    it. R and C may be zero. With nvfp4, `format` and `power_of_two` say nothing, and `amax` is that of the scale for
+    all. Raises InputError where x is not a matrix or amax is not usable.
     """
     if x.dim() != 2:
         raise InputError(f"quantize: a matrix is needed, got shape {tuple(x.shape)}; reshape to (rows, columns) first")
     x = x.detach().float()
     rows, columns = x.shape
     shape = scale_shape(rows, columns, scaling)
+    if scaling is Scaling.NVFP4:
+        return _quantize_nvfp4(x, amax)
     if amax is not None:
         scale = x.new_full(shape, static_scale(amax, format, power_of_two))
     elif x.numel() == 0:
@@ -143,6 +161,25 @@ def quantize(
     limit = FORMATS[format].max
     quotient = (x / _spread(scale, scaling, rows, columns)).clamp(-limit, limit)
     values = torch.where(x.isfinite(), quotient, torch.nan).to(FORMATS[format].dtype)
+    return Quantized(values=values.contiguous(), scale=scale)
+
+
+def _quantize_nvfp4(x: Tensor, amax: float | None) -> Quantized:
+    """Quantize float32 x of (R, C): e2m1 numbers as e4m3 (R, C), scales of (R, C / 16)."""
+    info = FORMATS[Format.E4M3]
+    rows, columns = x.shape
+    blocks = _amax(x, Scaling.NVFP4) if x.numel() else x.new_zeros(scale_shape(rows, columns, Scaling.NVFP4))
+    largest = blocks.amax() if x.numel() else x.new_zeros(())
+    if amax is not None:
+        _check_amax(amax)
+        largest = x.new_full((), amax)
+    whole = largest.clamp(min=AMAX_FLOOR) / (info.max * E2M1_MAX)
+    scale = (blocks / E2M1_MAX / whole).clamp(info.smallest_normal, info.max).to(info.dtype).float() * whole
+    quotient = (x / _spread(scale, Scaling.NVFP4, rows, columns)).clamp(-E2M1_MAX, E2M1_MAX)
+    # Neighbours of e2m1 differ by half of the power of two at or below them; below 1, which is subnormal, by 0.5.
+    powers = (quotient.abs().clamp(min=1.0).view(torch.int32) & 0x7F800000).view(torch.float32)
+    rounded = (quotient / (powers / 2)).round() * (powers / 2)
+    values = torch.where(x.isfinite(), rounded, torch.nan).to(info.dtype)
     return Quantized(values=values.contiguous(), scale=scale)
 
 

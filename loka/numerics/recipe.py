@@ -34,7 +34,8 @@ class OperandRecipe:
     source's. That fits a GEMM as a tensorwise scale or, repeated, as a rowwise one: `scaling` says which its GEMM
     takes, tensorwise where both operands are transposed and rowwise beside a rowwise one. `range` is dynamic and
     `power_of_two` true by definition; the latter also with `blockwise_1x32`, whose scales are e8m0 (OCP Microscaling
-    Formats, version 1.0).
+    Formats, version 1.0). With `nvfp4`, format and `power_of_two` are always e4m3 and false: its scales are e4m3. A
+    static `amax` is that of its scale for all; those of blocks are measured.
     """
 
     format: Format = Format.E4M3
@@ -47,6 +48,9 @@ class OperandRecipe:
     def __post_init__(self) -> None:
         if self.scaling is Scaling.BLOCKWISE_1X32:
             object.__setattr__(self, "power_of_two", True)
+        if self.scaling is Scaling.NVFP4:
+            object.__setattr__(self, "power_of_two", False)
+            object.__setattr__(self, "format", Format.E4M3)
 
     @property
     def is_static(self) -> bool:
@@ -61,7 +65,8 @@ class OperandRecipe:
     @property
     def has_one_scale(self) -> bool:
         """True if one scale serves the whole operand, in whatever shape its GEMM takes it."""
-        return self.transposed or self.is_static or self.scaling is Scaling.TENSORWISE
+        static = self.is_static and self.scaling is not Scaling.NVFP4
+        return self.transposed or static or self.scaling is Scaling.TENSORWISE
 
     @property
     def reads_first_scale(self) -> bool:

@@ -35,7 +35,9 @@ BLOCKS: dict[Scaling, Block] = {
     Scaling.BLOCKWISE_1X128: Block(1, 128, "1x128", "one scale for 128 neighbours in a row"),
     Scaling.BLOCKWISE_128X128: Block(128, 128, "128x128", "one scale for each square of 128 x 128"),
     Scaling.BLOCKWISE_1X32: Block(1, 32, "1x32", "one scale for 32 neighbours in a row"),
+    Scaling.NVFP4: Block(1, 16, "nvfp4", "one scale for 16 neighbours in a row"),
 }
+PROBED = frozenset({Scaling.NVFP4})  # simulated for the Probe, in fprop; never planned
 TOGETHER = frozenset(
     {
         frozenset({Scaling.TENSORWISE}),
@@ -43,6 +45,7 @@ TOGETHER = frozenset(
         frozenset({Scaling.BLOCKWISE_1X128}),
         frozenset({Scaling.BLOCKWISE_1X128, Scaling.BLOCKWISE_128X128}),
         frozenset({Scaling.BLOCKWISE_1X32}),
+        frozenset({Scaling.NVFP4}),
     }
 )  # scalings of the two operands of one GEMM, in either order
 
@@ -60,8 +63,8 @@ def blockwise(operand: Operand) -> Scaling:
 
 
 def alike() -> tuple[Scaling, ...]:
-    """The scalings that both operands of a GEMM can have at once."""
-    return tuple(scaling for scaling in Scaling if frozenset({scaling}) in TOGETHER)
+    """The scalings that both operands of a GEMM can have at once in a plan."""
+    return tuple(scaling for scaling in Scaling if frozenset({scaling}) in TOGETHER and scaling not in PROBED)
 
 
 def mixed() -> tuple[tuple[Scaling, ...], ...]:

@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import TypeVar
 
 from loka.kernels.gemm.catalogue import PREFERRED
-from loka.numerics.enums import OPERANDS, Accumulation, Gemm
+from loka.numerics.enums import OPERANDS, Accumulation, Gemm, Scaling
 from loka.numerics.recipe import OperandPair, OperandRecipe
 from loka.plan.plan import NATIVE, NOTHING_AROUND, Evidence, GemmPlan, SitePlan, StepTime, TunedStep
 from loka.policy.settings import Assignment, Budget
@@ -27,7 +27,8 @@ def format_recipe(recipe: OperandRecipe) -> str:
     """One operand: `e4m3 rowwise`, `e5m2 tensorwise static(448) pow2`, `e4m3 transposed`."""
     if recipe.transposed:
         return f"{recipe.format.value} transposed"  # implies the rest
-    words = [recipe.format.value, recipe.scaling.value]
+    words = [recipe.format.value] if recipe.scaling is not Scaling.NVFP4 else []
+    words.append(recipe.scaling.value)
     if recipe.is_static:
         words.append("static" if recipe.amax is None else f"static({recipe.amax:g})")
     if recipe.power_of_two:

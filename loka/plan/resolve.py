@@ -13,7 +13,8 @@ from loka.devices.targets import spec_of
 from loka.errors import Code, InputError
 from loka.graph.sites.site import Site
 from loka.kernels.gemm.catalogue import kernel_named
-from loka.numerics.enums import Compute, Fuse, Gemm
+from loka.numerics.enums import OPERANDS, Compute, Fuse, Gemm
+from loka.numerics.scalings import PROBED
 from loka.plan.decide import Decider, Situation, pinned_reason
 from loka.plan.decide_by_time import ByTime, SiteDraft
 from loka.plan.ne import sites_over_ne
@@ -66,9 +67,9 @@ def _resolved(
     mode = situation.execution.mode if situation.execution is not None else None
     perf_model = PerfModel(costs, spec_of(situation.target), mode) if costs is not None else None
     decider = Decider(situation, perf_model, over_ne)
-    unknown = [problem for wanted in settings for problem in _unknown_kernels(wanted, situation)]
-    if unknown:
-        raise ImpossibleRuleError("\n".join(dict.fromkeys(unknown)), Code.IMPOSSIBLE)
+    never = [problem for wanted in settings for problem in _never_planned(wanted, situation)]
+    if never:
+        raise ImpossibleRuleError("\n".join(dict.fromkeys(never)), Code.IMPOSSIBLE)
     ways = [_drafts(sites, way, situation, refused, decider, over_ne) for way in _ways(settings)]
     decided = ByTime(situation, decider, perf_model).decide(ways, traced or TracedNeighbours())
     problems = [problem for draft in decided for problem in _problems(draft, situation)]
@@ -145,10 +146,17 @@ def _problems(draft: SiteDraft, situation: Situation) -> list[str]:
     return [f"{start} {', '.join(gemms)} of {draft.site.name!r} {rest}" for (start, rest), gemms in refused.items()]
 
 
-def _unknown_kernels(wanted: SiteSettings, situation: Situation) -> list[str]:
-    """A message for each kernel name in a rule that does not exist."""
+def _never_planned(wanted: SiteSettings, situation: Situation) -> list[str]:
+    """A message for each kernel name in a rule that does not exist, and each scaling that the Probe alone knows."""
     problems = []
     for gemm, requested in wanted.gemms.items():
+        probed = [each.scaling for each in requested.operands if each.scaling in PROBED]
+        if probed and requested.compute is not Compute.KEEP:
+            asks = wanted.history[f"{gemm.value}.{OPERANDS[gemm][0].value}.scaling"][-1]
+            problems.append(
+                f"{_place(asks, situation)}: {asks.source} asks for {gemm.value} in {probed[0].value}, which "
+                "loka probe alone simulates: write another scaling to plan"
+            )
         try:
             if requested.kernel != ANY_KERNEL:
                 kernel_named(requested.kernel)

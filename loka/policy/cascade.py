@@ -21,7 +21,7 @@ from loka.numerics.enums import (
     Scaling,
 )
 from loka.numerics.recipe import BESIDE_TRANSPOSED, TRANSPOSED_FROM, OperandPair, OperandRecipe, transposed_copy
-from loka.numerics.scalings import TOGETHER, alike, mixed
+from loka.numerics.scalings import PROBED, TOGETHER, alike, mixed
 from loka.policy.expand import shown_value
 from loka.policy.policy import OPERAND_FIELDS, Leaf, Match, Pattern, Policy, Rule, SizeBound
 from loka.policy.problems import Place, PolicyError, Problem, printable
@@ -251,7 +251,11 @@ def _scaling_conflict(state: _State, gemm: Gemm) -> Iterator[tuple[Place, str, s
     names = OPERANDS[gemm]
     copies = [operand for operand in names if state.transposed(gemm, operand)]
     scalings = {operand: state.value(f"{gemm}.{operand}.scaling") for operand in names if operand not in copies}
-    if not copies and frozenset(scalings.values()) not in TOGETHER:
+    probed = PROBED.intersection(scalings.values())
+    if probed and gemm is not Gemm.FPROP:
+        leaf = state.later(*(f"{gemm}.{operand}.scaling" for operand in scalings))
+        yield _place(leaf), gemm, f"{min(probed)} is simulated for the forward alone; set it under fprop"
+    elif not copies and frozenset(scalings.values()) not in TOGETHER:
         pair = " by ".join(f"{operand} {scaling}" for operand, scaling in scalings.items())
         *some, last = alike()
         choices = [f"both {', '.join(some)} or {last}", *(f"one {one} and the other {other}" for one, other in mixed())]

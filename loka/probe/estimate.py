@@ -112,11 +112,11 @@ class _Draw:
         self._values: dict[tuple[int, OperandRecipe], Tensor] = {}
 
     def quantized(self, index: int, recipe: OperandRecipe) -> Quantized:
-        """Operand 0 or 1 quantized by a recipe; a tensorwise or transposed one has the scale of the whole operand."""
+        """Operand 0 or 1 quantized by a recipe; tensorwise, transposed and nvfp4: with the maximum of all of it."""
         x, whole = self._operands[index]
         if recipe.transposed:
             return _transposed(x, whole, recipe)
-        amax = whole if recipe.scaling is Scaling.TENSORWISE else None
+        amax = whole if recipe.scaling in (Scaling.TENSORWISE, Scaling.NVFP4) else None
         if recipe.is_static:
             if recipe.amax is None:
                 raise InputError("estimate: a recipe with range static needs an amax")
@@ -319,7 +319,8 @@ def _pair(first: Format, second: Format, scaling: Scaling) -> OperandPair:
 def _describe_operand(recipe: OperandRecipe) -> str:
     if recipe.transposed:
         return f"{recipe.format.value} transposed"
-    text = f"{recipe.format.value} {BLOCKS[recipe.scaling].label}"
+    label = BLOCKS[recipe.scaling].label
+    text = label if recipe.scaling is Scaling.NVFP4 else f"{recipe.format.value} {label}"
     if recipe.power_of_two:
         text += ", scales powers of two"
     if recipe.is_static:

@@ -68,8 +68,8 @@ def doctor(loka) -> Callable[..., dict[str, tuple[str, str, str]]]:
 @pytest.mark.parametrize(
     ("version", "status", "start"),
     [
-        ("2.14.1+cu130", "ok", "tested: 2.11 (H100 and H200), 2.13 (CPU), "),
-        ("2.12.0", "ok", "LoKA was not tested with torch 2.12; tested: 2.11 (H100 and H200), "),
+        ("2.14.1+cu130", "ok", "tested: 2.11 (Hopper GPUs), 2.13 (CPU), "),
+        ("2.12.0", "ok", "LoKA was not tested with torch 2.12; tested: 2.11 (Hopper GPUs), "),
         ("3.0.0a0+git1f", "ok", "LoKA was not tested with torch 3.0; tested: 2.11 "),
         ("2.9.1", "problem", "LoKA needs torch 2.11 or newer: pip install"),
     ],

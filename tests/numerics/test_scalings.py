@@ -23,6 +23,7 @@ def test_every_scaling_has_its_block_and_a_neighbour() -> None:
         (Scaling.BLOCKWISE_1X128, (200, 3)),
         (Scaling.BLOCKWISE_128X128, (2, 3)),
         (Scaling.BLOCKWISE_1X32, (200, 10)),
+        (Scaling.NVFP4, (200, 19)),
     ],
 )
 def test_blocks_of_a_matrix(scaling: Scaling, expected: tuple[int, int]) -> None:
