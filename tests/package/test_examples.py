@@ -5,10 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import json
 import re
 import runpy
 import shutil
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -81,6 +88,82 @@ def test_serving_what_was_trained(folder: Path) -> None:
     scored = re.fullmatch(r"2 batches: loss ([\d.]+)\n", run_compiled(folder, "serve.py", 2))
     assert scored is not None
     assert float(scored[1]) == pytest.approx(0.54, abs=0.03)
+
+
+class Asked:
+    """A running service.py, asked as a client does; `module` is the script, in the folder that it runs in."""
+
+    def __init__(self, module: Any, port: int) -> None:
+        self.module, self.url = module, f"http://localhost:{port}"
+
+    def get(self, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            with urllib.request.urlopen(self.url + path, data, timeout=60) as found:
+                return found.status, json.load(found)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+
+@pytest.fixture
+def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, trained: str) -> Iterator[Asked]:
+    """The service with the weights of step 5."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    with workers.own_modules():
+        script = SimpleNamespace(**runpy.run_path("service.py"))
+        script.publish(torch.load("ranker.pt"), 5)
+        server = script.service(script.Scorer(), 0)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield Asked(script, server.server_address[1])
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_service_takes_new_weights_and_refuses_stale_and_unfit_ones(asked: Asked) -> None:
+    ranker, weights = asked.module.ranker, torch.load("ranker.pt")
+    rows = 2100  # more than the largest size
+    (dense, ids), _ = next(ranker.batches(rows, seed=3))
+    body = {"dense": dense.tolist(), "ids": ids.tolist()}
+    status, first = asked.get("/score", body)
+    assert (status, first["step"], len(first["scores"])) == (200, 5, rows)
+    model = ranker.build().eval()
+    model.load_state_dict(weights)
+    with torch.no_grad():
+        expected = model(dense, ids).squeeze(1).sigmoid().tolist()
+    assert first["scores"] == pytest.approx(expected, abs=0.05)
+    assert asked.get("/score", {"dense": body["dense"][:3], "ids": body["ids"][:3]})[1]["scores"] == pytest.approx(
+        first["scores"][:3]
+    )
+
+    weights["out.bias"] += 1
+    asked.module.publish(weights, 6)
+    second = asked.get("/score", body)[1]
+    assert second["step"] == 6
+    assert all(new > old for new, old in zip(second["scores"], first["scores"], strict=True))
+    for step, change, why in (
+        (6, {}, "step 6 is stale: step 6 is served"),
+        (7, {"out.bias": torch.zeros(2)}, "step 7: the weights are of another model"),
+        (8, {"out.bias": torch.tensor([torch.nan])}, "step 8: a weight is not finite"),
+    ):
+        asked.module.publish({**weights, **change}, step)
+        assert asked.get("/score", body)[1] == second
+        assert asked.get("/health")[1] == {"step": 6, "refused": why}
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ({"dense": [[0.0]], "ids": [[0] * 15]}, "dense has to be (rows, 16), ids (rows, 15)"),
+        ({"dense": [[0.0] * 16], "ids": [[1000] * 15]}, "ids have to be from 0 to 999"),
+        ({"dense": [[0.0] * 16]}, "'ids'"),
+    ],
+)
+def test_a_service_says_what_is_wrong_with_a_request(asked: Asked, body: dict[str, Any], error: str) -> None:
+    assert asked.get("/score", body) == (400, {"error": error})
 
 
 @pytest.mark.parametrize("name", ["train_ddp", "train_fsdp"])
