@@ -35,7 +35,8 @@ REFUSED = {
     zoo.Iterates: rf"depends on the number of rows: x.shape\[0\] == 4{_LINE}'return torch.stack",
     zoo.DataBranch: rf"ata-dependent branching.*{_LINE}'if x.sum\(\) > 0:'",
     zoo.SizeBranch: rf"depends on the number of rows: x.shape\[0\] <= 1024{_LINE}'if x.size\(0\) > 1024:'",
-    zoo.LayerDrop: rf"Random.random.*{_LINE}'return x if random.random",
+    # in torch's words: before 2.14 it did not read this function
+    zoo.LayerDrop: rf"(Random.random|Data-dependent branching).*{_LINE}'return x if random.random",
     zoo.Decorated: rf"enters 'with torch.no_grad\(\)'{_LINE}'return ",
     zoo.AsksForGrad: rf"does other operations without gradients{_LINE}",
     zoo.HelperWithBlock: rf"enters 'with torch.no_grad\(\)'{_LINE}'return ",
