@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "fbe70ae067df93b2dec29dd84a28eee625b90b6746b9531c0c11e51ca7d291e0"
+STAMP = "06b680ff67473522969118f66bc1cd4e6a4887c14660bea2375a37b872367974"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "fbe70ae067df93b2dec29dd84a28eee625b90b6746b9531c0c11e51ca7d291e0"
+STAMP = "06b680ff67473522969118f66bc1cd4e6a4887c14660bea2375a37b872367974"
 
 kernel = operators.of_package(__package__, "e70b9401")
 

@@ -27,7 +27,7 @@ from loka.kernels.chain_values import Chain, Launch, ScaledGemm, Stage, StageGem
 
 from . import fused
 
-STAMP = "fbe70ae067df93b2dec29dd84a28eee625b90b6746b9531c0c11e51ca7d291e0"
+STAMP = "06b680ff67473522969118f66bc1cd4e6a4887c14660bea2375a37b872367974"
 
 
 def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:
