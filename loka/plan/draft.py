@@ -211,6 +211,7 @@ def policy_name(factory: str, model_class: str) -> str:
 
 
 def _snake(name: str) -> str:
+    name = name.replace("MoE", "MOE")  # one word, as in MMoE
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 

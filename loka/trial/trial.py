@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -25,7 +26,7 @@ from loka.bench.quality.training_job import random_label_loss
 from loka.codegen import render_package, write_package
 from loka.devices.targets import REFERENCE, device_named, spec_of
 from loka.dispatch.bind.apply import check_mode
-from loka.dispatch.bind.bind_warnings import fp8_not_expected
+from loka.dispatch.dispatch_errors import NoFp8Warning
 from loka.dispatch.patch import Patch
 from loka.errors import Code, InputError
 from loka.gc import deferred_gc
@@ -90,13 +91,21 @@ def fp8(
             "reference", which has no times and takes FP8 where it is safe.
 
     Raises:
-        InputError: An argument is wrong, the model does not take the example, or `loss` raises; the model is as it was.
+        InputError: An argument is wrong, the model does not take the example, `loss` raises, or torch's default device
+            or dtype is not its own (CPU, float32); the model is as it was.
         BindError: The model is bound already, or cannot be bound; it is as it was.
 
     Warns:
         LokaWarning: As `apply` does: for example, that FP8 is emulated on this device.
     """
     check_mode("loka.fp8", mode)
+    if torch.get_default_device().type != "cpu" or torch.get_default_dtype() != torch.float32:
+        raise InputError(
+            f"torch's defaults are {torch.get_default_device()} and {torch.get_default_dtype()}, and loka.fp8 plans "
+            'with its own: torch.set_default_device("cpu"), torch.set_default_dtype(torch.float32); set yours again '
+            "after the call",
+            Code.ARGUMENT,
+        )
     if loss is not None and not callable(loss):
         raise InputError(
             f"loss has to be a function of what the model returns, not {type(loss).__name__}", Code.ARGUMENT
@@ -120,13 +129,18 @@ def fp8(
     bound = _gains(found)
     if bound:
         write_package(render_package(found.plan), folder / PACKAGE, force=False)
-        with fp8_not_expected():  # the report says so
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
             patch: Patch = _imported(folder / PACKAGE, policy.name).apply(model, mode=mode)
     else:
+        told = []
         patch = Patch(model, policy.name, ())
     patch.policy = text.replace(home, YOURS)
     patch.report = report_of(found, patch.policy, bound, mode, loss is not None, chosen=target is None)
     _log.warning("%s", patch.report)
+    for each in told:
+        if not issubclass(each.category, NoFp8Warning):  # the report says so
+            warnings.warn(each.message, stacklevel=3)  # fp8, its decorator, its caller
     return patch
 
 

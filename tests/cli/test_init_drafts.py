@@ -64,6 +64,8 @@ def test_the_default_place_and_name_come_from_the_model(shop, loka):
         ("pkg.zoo:dcnv2", "Anything", "dcnv2"),
         ("pkg.zoo:MyModel", "MyModel", "my_model"),
         ("pkg.zoo:Builders.make", "HSTUModel", "hstu_model"),
+        ("pkg.zoo:build", "MMoE", "mmoe"),
+        ("pkg.zoo:build", "SparseMoERanker", "sparse_moe_ranker"),
     ],
 )
 def test_a_policy_is_called_after_factory_class_or_module(factory, model_class, name):

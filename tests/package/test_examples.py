@@ -190,9 +190,9 @@ def test_two_processes_with_a_guard_that_go_on_from_a_checkpoint(ranks: Path) ->
 
 
 def test_the_page_names_every_file_and_each_script_says_how_it_is_run() -> None:
-    files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".yaml")}
+    files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".yaml", ".ipynb")}
     assert set(re.findall(r"^\| \[(\S+)\]", PAGE, re.MULTILINE)) == files
     commands = re.findall(r"^    (\S.*?)(?: +#.*)?$", PAGE, re.MULTILINE)
-    for script in files - {"ranker.py", "ranker.yaml"}:
+    for script in files - {"ranker.py", "ranker.yaml", "first_verdict.ipynb"}:
         said = re.findall(r"^    (\S.*)$", markdown.read(EXAMPLES / script).split('"""')[1], re.MULTILINE)
         assert [command for command in commands if script in command or "generate" in command] == said

@@ -208,8 +208,9 @@ def test_a_wukong_on_the_planned_device() -> None:
     """Its plan fuses, and so it is bound although FP8 itself would not gain at this size."""
     torch.manual_seed(0)
     model = small_ranker()
-    with pytest.warns(LokaWarning, match="the model is on cpu"):
+    with pytest.warns(LokaWarning, match="the model is on cpu") as warned:
         patch = loka.fp8(model, ranker_inputs(256), target="h100")
+    assert {each.filename for each in warned if issubclass(each.category, LokaWarning)} == {__file__}
     assert patch.report.startswith(f"{verdict(plan_of(patch))}.\n")
     assert "wukong_ranker for h100 at batch size 256: " in patch.report
     assert "fuse_interaction gains" in patch.report
@@ -383,6 +384,21 @@ def test_mistakes_have_plain_words_and_a_code(
     assert isinstance(raised.value, LokaError)
     assert "loka_live_model" not in str(raised.value)
     assert not list((tmp_path / "temporary").iterdir())  # told before anything takes long
+
+
+def test_defaults_that_are_not_torchs_own_are_refused() -> None:
+    """Under them a plan would be another: planning makes tensors on the CPU, in float32."""
+    model, batch = tower(), rows()
+    words = r"torch's defaults are .* set yours again after the call"
+    with torch.device("meta"), pytest.raises(InputError, match=words) as raised:
+        loka.fp8(model, batch)
+    assert raised.value.code is Code.ARGUMENT
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with pytest.raises(InputError, match=words):
+            loka.fp8(model, batch)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_the_target_is_the_models_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
