@@ -74,6 +74,7 @@ class Dropout:
 
     module: Ref
     p: float  # above 0 and below 1
+    columns: int  # of the matrix; 0: they differ between calls
 
 
 @dataclass(frozen=True, slots=True)

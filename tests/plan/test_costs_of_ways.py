@@ -246,7 +246,7 @@ def test_a_slope_is_no_part_of_what_is_timed() -> None:
 
 def test_a_matrix_that_multiplies_is_part_of_what_stands_around_a_site() -> None:
     head = ChainStage("a", 2, before_activation="silu", before_multiplier=local("u"), activation="relu")
-    gate = ChainStage("b", 4, activation="sigmoid", multiplier=local("x"), dropout=Dropout(local("drop"), 0.1))
+    gate = ChainStage("b", 4, activation="sigmoid", multiplier=local("x"), dropout=Dropout(local("drop"), 0.1, 4))
     assert Rewrites(chains=[LinearChain(0, 7, (head, gate))]).traced.around == {
         "a": Surroundings("silu times", "relu", last=False),
         "b": Surroundings("relu", "sigmoid times dropout", first=False),

@@ -58,7 +58,7 @@ class StaticOperands:
 
     norms: frozenset[str]
     activations: frozenset[str]
-    largest_block: int = 2**14  # of a block_norm, and the columns of a batch_norm or of what is multiplied after one
+    largest_block: int = 2**14  # of a block_norm, and the columns of a batch_norm, a dropout or a product after a norm
 
 
 def find_chains(
@@ -214,7 +214,9 @@ class _Finder:
             last += multiplier is not None
             inside.add(self._statements[last].target)
         dropout = self._statements[last + 1].called if last < end else None
-        if not isinstance(dropout, Dropout) or not self._goes_on(last, last + 1, inside):
+        if not isinstance(dropout, Dropout) or not 0 < dropout.columns <= self._known.largest_block:
+            return last, replace(stage, multiplier=multiplier)
+        if not self._goes_on(last, last + 1, inside):
             return last, replace(stage, multiplier=multiplier)
         return last + 1, replace(stage, multiplier=multiplier, dropout=dropout)
 

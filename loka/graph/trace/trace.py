@@ -225,11 +225,11 @@ def with_torch_modules(forward: ForwardIR, module: nn.Module, shapes: Mapping[st
     twice, without running statistics, or with a cumulative average, which reads a counter on the host.
     """
     called = Counter(step.value.target for step in forward.statements if isinstance(step.value, Call))
-    found: dict[str, BatchNorm | Dropout] = {}
+    found: dict[str, BatchNorm | nn.Dropout] = {}
     for name, child in module.named_modules():
         expression = attribute(module, name) if name and not has_hooks(child) else ""
         if expression and type(child) is nn.Dropout and 0.0 < child.p < 1.0:
-            found[expression] = Dropout(Ref(RefKind.ATTRIBUTE, expression), child.p)
+            found[expression] = child
         elif expression and type(child) is nn.BatchNorm1d and called[expression] == 1 and has_running(child):
             vectors = (Ref(RefKind.ATTRIBUTE, f"{expression}.{vector}") for vector in ("weight", "bias"))
             weight, bias = vectors if child.affine else (None, None)
@@ -237,10 +237,16 @@ def with_torch_modules(forward: ForwardIR, module: nn.Module, shapes: Mapping[st
 
     def marked(step: Statement) -> Statement:
         value = step.value
-        made = found.get(value.target) if isinstance(value, Call) and step.op == "module" else None
-        if made is None or len(shapes.get(step.target, ())) != 2 or len(step.operands) != 1:
+        shape = shapes.get(step.target, ())
+        if not isinstance(value, Call) or step.op != "module" or len(shape) != 2 or len(step.operands) != 1:
             return step
-        return replace(step, op=BATCH_NORM if isinstance(made, BatchNorm) else "dropout", called=made)
+        made = found.get(value.target)
+        if made is None:
+            return step
+        if isinstance(made, BatchNorm):
+            return replace(step, op=BATCH_NORM, called=made)
+        dropout = Dropout(Ref(RefKind.ATTRIBUTE, value.target), made.p, shape[1] or 0)
+        return replace(step, op="dropout", called=dropout)
 
     return replace(
         forward,

@@ -31,7 +31,9 @@ _BATCH_NORM = (
 )
 _OTHER_ACTIVATIONS = flow.ACTIVATIONS.union({"prelu"}).difference(ACTIVATIONS)  # which no kernel takes
 _ACTIVATION = f"of activations kernels take {', '.join(ACTIVATIONS)}"
-_DROPOUT = "kernels take an nn.Dropout on a matrix, right after a norm or an activation, without hooks"
+_DROPOUT = (
+    "kernels take an nn.Dropout on a matrix of up to 16384 columns, right after a norm or an activation, without hooks"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,24 @@ def test_a_dropout_of_another_p_is_refused_and_none_in_evaluation(planned: PlanP
         assert model.eval()(batch(8)).shape == (8, 32)
 
 
+def test_a_dropout_wider_than_kernels_take_stays_a_call_between_chains(planned: PlanPackage) -> None:
+    wide = 16384 + 16
+    body = nn.Sequential(nn.Linear(48, wide), nn.ReLU(), nn.Dropout(0.1), nn.Linear(wide, 32))
+    package = planned(chains.chain_plan(body, chains.CHAIN, batch))
+    model, x = chains.Holder(copy.deepcopy(body)).eval(), batch(8)
+    with package.apply(model) as patch:
+        found = model(x)
+        model.train()
+        trained = drawn(model, x)
+        trained.sum().backward()
+        patch.verify(backward=False)  # the first linear's input needs no gradient
+        assert patch.sites == ("body.0", "body.3")
+    assert all(each.grad is not None and torch.isfinite(each.grad).all() for each in model.parameters())
+    assert not torch.equal(trained, found)
+    expected = chains.Holder(chains.simulated(body)).eval()(x)
+    chains.assert_within({"y": found}, {"y": expected}, 2e-2)
+
+
 def test_rows_that_have_no_statistics_are_refused(planned: PlanPackage) -> None:
     body = sequential()
     package = planned(chains.chain_plan(body, chains.AS_IS, batch))
