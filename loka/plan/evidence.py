@@ -37,6 +37,7 @@ from loka.probe.profile.profile import (
 )
 
 NO_EVIDENCE = "no evidence: run loka probe"
+MERGED = "no evidence: its error does not follow from those of the products that are merged; compute: fp8 takes it"
 NEVER_RAN = "never ran while probing"
 _LISTED = 20  # GEMMs over budget, or sites of another shape, listed in a message
 
@@ -54,6 +55,7 @@ class ProfiledSites:
     name: str  # relative to the policy's directory: the same on every machine
     sha256: str
     place: str = ""  # position of the field in the policy, file:line:column
+    merged: frozenset[str] = frozenset()  # names of sites that were not probed, but several in the place of each
 
     @classmethod
     def of(cls, profile: Profile, name: str = "the profile", sha256: str = "", place: str = "") -> ProfiledSites:
@@ -142,7 +144,8 @@ def judge(known: ProfiledSites | None, site: str, gemm: Gemm, requested: Operand
         return JudgedGemm(None, f"no evidence for this site in {known.name}: run loka probe")
     estimate = seen.estimate(gemm, requested)
     if estimate is None:
-        return JudgedGemm(None, _lacking(seen, gemm, requested))
+        never = site in known.merged and not _follows(gemm, requested)
+        return JudgedGemm(None, MERGED if never and ran(seen) else _lacking(seen, gemm, requested))
     evidence = evidence_of(estimate, budget, known.profile, seen)
     unsupported_reason = "" if evidence.verdict is Verdict.SAFE else f"{evidence.verdict.value}: {evidence.figures}"
     return JudgedGemm(evidence, unsupported_reason)
@@ -221,7 +224,8 @@ def with_merged_sites(known: ProfiledSites | None, sites: Sequence[Site]) -> Pro
     merged = [site for site in sites if site.members and site.blocked is None]
     if known is None or not merged:
         return known
-    return replace(known, sites={**known.sites, **_merged(known.sites, merged)})
+    found = _merged(known.sites, merged)
+    return replace(known, sites={**known.sites, **found}, merged=frozenset(found))
 
 
 def _merged(seen: Mapping[str, SiteProfile], sites: Sequence[Site]) -> dict[str, SiteProfile]:
@@ -237,18 +241,22 @@ def _merged(seen: Mapping[str, SiteProfile], sites: Sequence[Site]) -> dict[str,
     return found
 
 
-def _worst(estimate: Estimate, members: Sequence[SiteProfile]) -> Estimate | None:
-    """The worst estimate of the members with one recipe, if these bound that of the merged GEMM; otherwise None.
+def _follows(gemm: Gemm, operands: OperandPair) -> bool:
+    """True if the errors of several GEMMs with a recipe bound that of the one that they are merged into.
 
     fprop's product is a concatenation of theirs along N, wgrad's along rows, so that no error is larger than the
     largest of theirs, as long as the operand that differs between them has a scale per row. dgrad sums their products:
     estimates of the terms do not determine the error of the sum.
     """
-    differing = {Gemm.FPROP: 1, Gemm.WGRAD: 0}.get(estimate.gemm)  # the weight; the output gradient
-    if differing is None:
-        return None
-    recipe = estimate.operands[differing]
-    if recipe.scaling is not Scaling.ROWWISE or recipe.transposed or any(each.transposed for each in estimate.operands):
+    differing = {Gemm.FPROP: 1, Gemm.WGRAD: 0}.get(gemm)  # the weight; the output gradient
+    if differing is None or any(each.transposed for each in operands):
+        return False
+    return operands[differing].scaling is Scaling.ROWWISE
+
+
+def _worst(estimate: Estimate, members: Sequence[SiteProfile]) -> Estimate | None:
+    """The worst estimate of the members with one recipe, if these bound that of the merged GEMM; otherwise None."""
+    if not _follows(estimate.gemm, estimate.operands):
         return None
     same = [
         each

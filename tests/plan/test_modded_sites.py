@@ -12,7 +12,8 @@ from loka.mods.rewriting.merge_siblings import merged_site
 from loka.mods.rewriting.pad_alignment import Pad, padded_site
 from loka.numerics.enums import Gemm, Operand, Scaling
 from loka.numerics.recipe import OperandRecipe
-from loka.plan.evidence import ProfiledSites, with_merged_sites
+from loka.plan.evidence import MERGED, JudgedGemm, ProfiledSites, judge, with_merged_sites
+from loka.policy.settings import Budget
 from loka.probe.profile.profile import Estimate, Interval, OperandSummary, Profile, SiteProfile
 
 ROWS, TENSOR = OperandRecipe(), OperandRecipe(scaling=Scaling.TENSORWISE)
@@ -83,6 +84,9 @@ def test_what_members_say_nothing_of_is_no_evidence(estimates: tuple[Estimate, .
     found = with_merged_sites(known(estimates, estimates), [merged_site("a+b", "", [site("a"), site("b")])])
     assert found is not None
     assert found.sites["a+b"].estimates == ()
+    (asked,) = estimates
+    told = judge(found, "a+b", asked.gemm, asked.operands, Budget())
+    assert told == JudgedGemm(None, MERGED), "to probe again would not help"
 
 
 def test_a_member_without_evidence_leaves_the_merged_site_without() -> None:
@@ -94,6 +98,8 @@ def test_a_member_without_evidence_leaves_the_merged_site_without() -> None:
     again = with_merged_sites(lacking, [merged_site("a+b", "", [site("a"), site("b")])])
     assert again is not None
     assert again.sites["a+b"].estimates == ()
+    told = judge(again, "a+b", Gemm.FPROP, (ROWS, ROWS), Budget())
+    assert told.unsupported_reason == "no evidence: weight was never seen while probing"
 
 
 def test_without_merged_sites_a_profile_stays_what_it_is() -> None:
