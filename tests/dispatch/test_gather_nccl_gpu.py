@@ -53,7 +53,7 @@ def test_compiled_models_change_no_bit(run):
         assert {key: apart for key, (apart, _) in found.items() if apart} == {}
 
 
-def test_a_mesh_of_two_dimensions_and_tied_weights(run):
+def test_a_mesh_of_one_by_two_and_tied_weights(run):
     assert run("hybrid") == [([], 2)] * 2
     assert [apart for apart, _ in run("tied")] == [[], []]
 
