@@ -62,19 +62,24 @@ class Scorer:
         if changed == self.seen:
             return
         self.seen = changed
-        saved: dict[str, Any] = torch.load(self.path, map_location=self.device, weights_only=True)
-        shapes, known = (
-            {name: x.shape for name, x in each.items()} for each in (saved["model"], self.model.state_dict())
-        )
-        if shapes != known:  # load_state_dict would copy what fits before it raises
-            self.refused = f"step {saved['step']}: the weights are of another model"
-        elif saved["step"] <= self.step:
-            self.refused = f"step {saved['step']} is stale: step {self.step} is served"
-        elif not all(torch.isfinite(x).all() for x in saved["model"].values()):
-            self.refused = f"step {saved['step']}: a weight is not finite"
+        try:
+            saved = torch.load(self.path, map_location=self.device, weights_only=True)
+            step, weights = int(saved["step"]), dict(saved["model"])
+            shapes = {name: x.shape for name, x in weights.items()}
+        except Exception as error:  # noqa: BLE001  (whatever was put there, what is served goes on)
+            self.refused = f"{self.path} is nothing that `publish` wrote: {error}"
+            return
+        if shapes != {
+            name: x.shape for name, x in self.model.state_dict().items()
+        }:  # load_state_dict would copy what fits before it raises
+            self.refused = f"step {step}: the weights are of another model"
+        elif step <= self.step:
+            self.refused = f"step {step} is stale: step {self.step} is served"
+        elif not all(torch.isfinite(x).all() for x in weights.values()):
+            self.refused = f"step {step}: a weight is not finite"
         else:
-            self.model.load_state_dict(saved["model"])
-            self.step, self.refused = saved["step"], ""
+            self.model.load_state_dict(weights)
+            self.step, self.refused = step, ""
 
     def score(self, dense: Tensor, ids: Tensor) -> tuple[list[float], int]:
         """Probabilities of a click for rows of dense features and ids, and the step of the weights."""
@@ -100,7 +105,9 @@ def service(scorer: Scorer, port: int) -> HTTPServer:
                 dense, ids = torch.tensor(rows["dense"], dtype=torch.float32), torch.tensor(rows["ids"])
                 if dense.shape[1:] != (ranker.DENSE,) or ids.shape != (len(dense), ranker.TABLES):
                     raise ValueError(f"dense has to be (rows, {ranker.DENSE}), ids (rows, {ranker.TABLES})")
-                if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < ranker.ROWS:
+                if ids.dtype != torch.int64:
+                    raise ValueError("ids have to be whole numbers")
+                if not 0 <= int(ids.min()) <= int(ids.max()) < ranker.ROWS:
                     raise ValueError(f"ids have to be from 0 to {ranker.ROWS - 1}")
             except (KeyError, TypeError, ValueError) as error:
                 return self.answer(400, {"error": str(error)})

@@ -18,11 +18,9 @@ from loka.dispatch.bind.bound import (
     derived_class,
     frozen,
     refresh,
-    stale_sites,
     unbound_class,
 )
-from loka.dispatch.bind.check_model import BACK, ForwardCheck, changes_since, shown
-from loka.dispatch.bind.frozen import is_replaced
+from loka.dispatch.bind.check_model import BACK, ForwardCheck, shown
 from loka.dispatch.bind.unplanned import few
 from loka.dispatch.bind.wrappers import find_module, unwrap
 from loka.dispatch.bound_state import BoundModule, KeptModule, bind, unbind
@@ -31,10 +29,10 @@ from loka.dispatch.frozen_since import ChangedGradients, changed_gradients
 from loka.dispatch.keep_sites import chosen_modules
 from loka.dispatch.nonfinite import NonFiniteTrace
 from loka.dispatch.ranges import named_ranges
-from loka.dispatch.shard.gather import LOST, Gathering, gather_fp8
+from loka.dispatch.shard.gather import Gathering, gather_fp8
 from loka.dispatch.shard.ranks import Ranks, require_same
 from loka.dispatch.static_scales import Overflow, clear_overflow_stats, give_back_to_ddp, names_in, overflows
-from loka.dispatch.verification import idle_reason, overflow_advice, uncalled_reason, unplanned_kernels
+from loka.dispatch.verification import changes_of, idle_reason, overflow_advice, uncalled_reason, unplanned_kernels
 from loka.errors import Code
 from loka.kernels import call_counters
 from loka.mods.structure import plain_name
@@ -91,7 +89,7 @@ class Patch:
         """
         self._require_bound("verify")
         check = ForwardCheck(BACK)
-        changes = [change for bound in self._modules for change in self._changes(bound, check)]
+        changes = [change for bound in self._modules for change in changes_of(self._root, bound, check)]
         idle: list[str] = []
         gradients = changed_gradients(self._package, self._modules) if backward else ChangedGradients()
         missing = total = excused = 0
@@ -409,22 +407,6 @@ class Patch:
         number = fprop + GEMMS.index(gemm)
         before = self._since.get(number, {})
         return tuple(kernel for kernel, count in call_counters.counts(number).items() if count > before.get(kernel, 0))
-
-    def _changes(self, bound: BoundModule, check: ForwardCheck) -> Iterator[str]:
-        """Changes to a bound module that invalidate its counts."""
-        name, module = bound.name, bound.module
-        if not isinstance(module, Bound) or "forward" in vars(module) or module.loka is not bound.counters:
-            yield f"{shown(name)}: lost its generated forward since apply"
-            return
-        # A wrapper, as LoRA is, may hold it in its place.
-        if find_module(self._root, name) is not module and all(each is not module for each in self._root.modules()):
-            yield f"{shown(name)}: was replaced in the model since apply"
-        found = list(changes_since(module, bound.counters.binding, check))
-        found += [f"{LOST}: {one.site}" for one in bound.counters.gathered if one.is_lost]
-        yield from (f"{shown(name)}: {problem}" for problem in found)
-        # What is not there any more cannot be quantized to compare with it; the next call sees what was replaced.
-        if not found and not is_replaced(module) and (stale := stale_sites(module)):
-            yield f"{', '.join(stale)}: the weight changed since it was frozen: call patch.refresh()"
 
 
 def patch_of(model: nn.Module) -> Patch:

@@ -1,4 +1,4 @@
-"""Texts of what `Patch.verify` finds: GEMMs that did not run, or ran on other kernels, and static scales exceeded."""
+"""What `Patch.verify` finds: changes since `apply`, GEMMs that did not run or ran on other kernels, overflows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from loka.dispatch.bind.bound import Bound, stale_sites
+from loka.dispatch.bind.check_model import ForwardCheck, changes_since, shown
+from loka.dispatch.bind.frozen import is_replaced
 from loka.dispatch.bind.wrappers import find_module
+from loka.dispatch.bound_state import BoundModule
+from loka.dispatch.shard.gather import LOST
 from loka.dispatch.static_scales import Overflow
 from loka.graph.sites.train_eval_diff import is_fused
 
@@ -17,6 +22,23 @@ _NO_FORWARD = (
     "or had no rows"
 )
 _NO_BACKWARD = "no backward reached it"
+
+
+def changes_of(root: nn.Module, bound: BoundModule, check: ForwardCheck) -> Iterator[str]:
+    """Changes to a bound module of `root` that invalidate its counts."""
+    name, module = bound.name, bound.module
+    if not isinstance(module, Bound) or "forward" in vars(module) or module.loka is not bound.counters:
+        yield f"{shown(name)}: lost its generated forward since apply"
+        return
+    # A wrapper, as LoRA is, may hold it in its place.
+    if find_module(root, name) is not module and all(each is not module for each in root.modules()):
+        yield f"{shown(name)}: was replaced in the model since apply"
+    found = list(changes_since(module, bound.counters.binding, check))
+    found += [f"{LOST}: {one.site}" for one in bound.counters.gathered if one.is_lost]
+    yield from (f"{shown(name)}: {problem}" for problem in found)
+    # What is not there any more cannot be quantized to compare with it; the next call sees what was replaced.
+    if not found and not is_replaced(module) and (stale := stale_sites(module)):
+        yield f"{', '.join(stale)}: the weight changed since it was frozen: call patch.refresh()"
 
 
 def overflow_advice(package: str, over: tuple[Overflow, ...]) -> str:

@@ -252,6 +252,12 @@ def _scaling_conflict(state: _State, gemm: Gemm) -> Iterator[tuple[Place, str, s
     copies = [operand for operand in names if state.transposed(gemm, operand)]
     scalings = {operand: state.value(f"{gemm}.{operand}.scaling") for operand in names if operand not in copies}
     probed = PROBED.intersection(scalings.values())
+    sources = {copy: state.value(f"{'.'.join(TRANSPOSED_FROM[gemm, copy])}.scaling") for copy in copies}
+    for copy in (copy for copy, scaling in sources.items() if scaling in PROBED):
+        message = (
+            f"nothing is transposed from {sources[copy]}, which is simulated alone: write requantize_transpose: false"
+        )
+        yield _place(state.last[f"{gemm}.{copy}.requantize_transpose"][1]), gemm, message
     if probed and gemm is not Gemm.FPROP:
         leaf = state.later(*(f"{gemm}.{operand}.scaling" for operand in scalings))
         yield _place(leaf), gemm, f"{min(probed)} is simulated for the forward alone; set it under fprop"

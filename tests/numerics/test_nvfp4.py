@@ -141,6 +141,11 @@ def test_no_plan_takes_it(target: str, compute: str, tmp_path: Path) -> None:
     ("setting", "code", "said"),
     [
         ("dgrad: {scaling: nvfp4}", Code.CONTRADICTION, "dgrad: nvfp4 is simulated for the forward alone"),
+        (
+            "fprop: {scaling: nvfp4}, dgrad: {weight: {requantize_transpose: true}}",
+            Code.CONTRADICTION,
+            "dgrad: nothing is transposed from nvfp4, which is simulated alone: write requantize_transpose: false",
+        ),
         ("wgrad: {input: {scaling: nvfp4}}", Code.CONTRADICTION, "wgrad: nvfp4 is simulated for the forward alone"),
         ("scaling: nvfp4", Code.VALUE, "'nvfp4'"),
         ("fprop: {weight: {scaling: nvfp4}}", Code.CONTRADICTION, "give both tensorwise, rowwise, blockwise_1x128 or "),

@@ -152,6 +152,9 @@ def test_a_service_takes_new_weights_and_refuses_stale_and_unfit_ones(asked: Ask
         asked.module.publish({**weights, **change}, step)
         assert asked.get("/score", body)[1] == second
         assert asked.get("/health")[1] == {"step": 6, "refused": why}
+    torch.save(weights, "served.pt")  # without a step
+    assert asked.get("/score", body)[1] == second
+    assert "nothing that `publish` wrote" in asked.get("/health")[1]["refused"]
 
 
 @pytest.mark.parametrize(
@@ -159,6 +162,7 @@ def test_a_service_takes_new_weights_and_refuses_stale_and_unfit_ones(asked: Ask
     [
         ({"dense": [[0.0]], "ids": [[0] * 15]}, "dense has to be (rows, 16), ids (rows, 15)"),
         ({"dense": [[0.0] * 16], "ids": [[1000] * 15]}, "ids have to be from 0 to 999"),
+        ({"dense": [[0.0] * 16], "ids": [[0.5] * 15]}, "ids have to be whole numbers"),
         ({"dense": [[0.0] * 16]}, "'ids'"),
     ],
 )

@@ -99,14 +99,14 @@ class OperandTracker(Replayed):
         self._relative = zeros((len(VIEWS), RELATIVE_BINS), dtype=torch.int64, device=device)
         self._spread = zeros(1 + ROW_RMS_BINS + 2 * SPREAD_BINS, dtype=torch.int64, device=device)
         self._call_amax_counts = zeros(ROW_RMS_BINS, dtype=torch.int64, device=device)
-        self._amax = zeros((), device=device)  # of the last call
+        self._amax = zeros((), dtype=torch.float32, device=device)  # of the last call
         self._lost_calls = zeros((), dtype=torch.int64, device=device)  # with non-finite elements, otherwise only zeros
-        self._pending = zeros(PENDING, device=device)
+        self._pending = zeros(PENDING, dtype=torch.float32, device=device)
         self._kept = 0
         self._nonfinite = zeros(width, dtype=torch.int64, device=device)
         self._finite_calls = zeros((), dtype=torch.int64, device=device)
-        self._column_amax = zeros(width, device=device)
-        self._zero = zeros((), device=device)
+        self._column_amax = zeros(width, dtype=torch.float32, device=device)
+        self._zero = zeros((), dtype=torch.float32, device=device)
         self._place_constants(device)
         self._kernel = _kernel_for(torch.device(device))
 

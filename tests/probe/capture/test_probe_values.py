@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import loka
+from loka.probe.profile import profile_file
 from loka.zoo import click_loss, ranker_batches, small_ranker
 from tests.support.models import probe_models as models
 
@@ -219,13 +220,12 @@ def other_defaults():
     torch.set_default_dtype(torch.float32)
 
 
-def test_the_dtype_and_device_of_new_tensors_change_nothing(policy, request):
+def test_the_dtype_and_device_of_new_tensors_change_nothing(policy, request, tmp_path):
     batches = models.make_batches(3, 24, 12)
 
-    def probed():
+    def probed(name):
         model = models.build_plain()
-        probe = loka.Probe(model, policy("plain"), every=1)
-        return model, probe
+        return model, loka.Probe(model, policy("plain"), every=1, path=tmp_path / name)
 
     def seen(model, probe):
         with probe:
@@ -234,8 +234,8 @@ def test_the_dtype_and_device_of_new_tensors_change_nothing(policy, request):
                 probe.step()
             return probe.recorded()
 
-    expected = seen(*probed())
-    subject = probed()
+    expected = seen(*probed("plain.safetensors"))
+    subject = probed("other.safetensors")
     request.getfixturevalue("other_defaults")
     found = seen(*subject)
     for one, other in zip(expected.stats, found.stats, strict=True):
@@ -244,3 +244,6 @@ def test_the_dtype_and_device_of_new_tensors_change_nothing(policy, request):
             assert torch.equal(mine.values, theirs.values)
             assert torch.equal(mine.moments.mean, theirs.moments.mean)
         assert torch.equal(one.weight.values, other.weight.values)
+    torch.set_default_device(None)  # what was saved in the background, too
+    saved, other = (profile_file.load_profile(tmp_path / f"{name}.safetensors") for name in ("plain", "other"))
+    assert saved.sites == other.sites
