@@ -16,26 +16,26 @@ from accelerate import Accelerator
 
 import ranker
 from generated import clicks as fp8
+from loka.integrations import AccelerateHook
 
 
 def main(steps: int) -> None:
     accelerator = Accelerator(mixed_precision="bf16")
     torch.manual_seed(0)
     model = ranker.build()
-    patch = fp8.apply(model)  # before prepare, which sets a forward on the model
+    hook = AccelerateHook(accelerator, fp8.apply, model)  # before prepare, which sets a forward on the model
     model.compile()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     prepared, optimizer = accelerator.prepare(model, optimizer)
 
     data = itertools.islice(ranker.batches(ranker.BATCH, seed=accelerator.process_index), steps)
     for step, ((dense, ids), clicks) in enumerate(data):
-        logits = prepared(dense.to(accelerator.device), ids.to(accelerator.device))
-        loss = ranker.loss(logits, clicks.to(accelerator.device))
+        dense, ids, clicks = (each.to(accelerator.device) for each in (dense, ids, clicks))
+        hook.step(((dense, ids), clicks))  # on every rank; raises after the first step unless every FP8 GEMM ran
+        loss = ranker.loss(prepared(dense, ids), clicks)
         optimizer.zero_grad()
         accelerator.backward(loss)
         optimizer.step()
-        if step == 0:
-            patch.verify()  # on every rank
         if step % 10 == 0:
             accelerator.print(f"step {step:3}: loss {loss.item():.4f}")
 

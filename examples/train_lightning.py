@@ -18,6 +18,7 @@ from torch import Tensor
 
 import ranker
 from generated import clicks as fp8
+from loka.integrations import LightningCallback
 
 
 class Task(LightningModule):
@@ -26,7 +27,6 @@ class Task(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.model = ranker.build()
-        self.patch = fp8.apply(self.model)  # to the model, not to this module around it
         self.model.compile()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -39,15 +39,14 @@ class Task(LightningModule):
             print(f"step {step:3}: loss {loss.item():.4f}")
         return loss
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, step: int) -> None:
-        if step == 0:
-            self.patch.verify()  # raises unless every planned FP8 GEMM ran, forward and backward
-
 
 def main(steps: int) -> None:
     torch.manual_seed(0)
     task = Task()
+    # It binds before the strategy wraps the task, and raises after the first batch unless every planned FP8 GEMM ran.
+    bound = LightningCallback(fp8.apply, model="model")
     trainer = Trainer(
+        callbacks=[bound],
         max_steps=steps,
         devices=1,
         precision="bf16-mixed",

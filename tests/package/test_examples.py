@@ -77,7 +77,7 @@ def test_one_device(folder: Path, trained: str) -> None:
     check(trained, [0.71, 0.54], folder / "ranker.pt")
 
 
-@pytest.mark.parametrize("library", ["lightning", "accelerate"])
+@pytest.mark.parametrize("library", ["lightning", "accelerate", "transformers"])
 def test_of_a_library(folder: Path, library: str) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed")
     check(run_compiled(folder, f"train_{library}.py", 11), [0.71, 0.54], folder / "ranker.pt")
