@@ -134,5 +134,5 @@ def test_nothing_is_said_on_the_planned_device(model, recwarn):
 
 
 def test_another_device_than_planned_is_said(model):
-    with pytest.warns(dispatch.LokaWarning, match="the plan was decided for h2000"):
-        sample.apply(model, target="h2000")
+    with pytest.warns(dispatch.LokaWarning, match="the plan was decided for h20:"):
+        sample.apply(model, target="h20")
