@@ -32,7 +32,9 @@ TYPES = {
     Scaling.BLOCKWISE_1X128: ScalingType.BlockWise1x128,
     Scaling.BLOCKWISE_128X128: ScalingType.BlockWise128x128,
 }
-RECIPES = list(itertools.product(itertools.product(Format, Format), itertools.product(TYPES, TYPES), list(Accumulation)))
+RECIPES = list(
+    itertools.product(itertools.product(Format, Format), itertools.product(TYPES, TYPES), list(Accumulation))
+)
 
 
 def refusal(formats, scalings, accumulation: Accumulation, padding: bool = True, m=64, k=256, n=64) -> str | None:
