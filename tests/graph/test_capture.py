@@ -208,8 +208,33 @@ def body(function: Callable[[Any, Tensor], Any]) -> nn.Module:
     return type("Made", (Block,), {"forward": function})()
 
 
+def keeps(self: Any, x: Tensor) -> Any:
+    """As an HSTU does with its cache of keys, in training."""
+    self.calls, self.cache, self.offset = (lambda *each: each)(self.calls, self.cache, self.offset)
+    return self.linear(x)
+
+
+def test_an_attribute_that_is_set_to_what_it_holds_does_not_change() -> None:
+    module = body(keeps)
+    module.cache = None
+    captured = capture(module, (x(),), result=True)
+    assert [str(getattr(node.target, "__name__", node.target)) for node in operations(captured)] == ["linear"]
+    assert (module.calls, module.cache) == (0, None)
+
+
 def counts(self: Any, x: Tensor) -> Any:
     self.calls += 1
+    return self.linear(x)
+
+
+def swaps(self: Any, x: Tensor) -> Any:
+    self.temperature, self.config = self.config, self.temperature
+    return self.linear(x)
+
+
+def resets(self: Any, x: Tensor) -> Any:
+    """To what it is at the moment, which it may not be in another call."""
+    self.calls = 0
     return self.linear(x)
 
 
@@ -223,11 +248,13 @@ def remembers(self: Any, x: Tensor) -> Any:
     [
         (lambda self, x: self.linear(x) if x.sum() > 0 else x, "[Dd]ata-dependent.* at test_capture.py:"),
         (lambda self, x: self.linear(x) if self.generator.random() < 0.5 else x, "at test_capture.py:"),
-        (counts, "changes self in each call, and a graph keeps no Python state"),
+        (counts, "changes self.calls in each call, and a graph keeps no Python state"),
+        (swaps, "changes self.config, self.temperature in each call"),
+        (resets, "changes self.calls in each call"),
         (remembers, "changes self.kept in each call"),
         (lambda self, x: self.linear(x, x), "argument"),
     ],
-    ids=["data", "generator", "counter", "deque", "wrong call"],
+    ids=["data", "generator", "counter", "swap", "reset", "deque", "wrong call"],
 )
 def test_what_a_graph_cannot_hold_is_refused_in_torchs_words(function: Any, reason: str) -> None:
     with pytest.raises(CannotCaptureError, match=reason):

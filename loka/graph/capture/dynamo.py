@@ -65,6 +65,7 @@ class _Kept:
     sources: dict[fx.Node, str] = field(default_factory=dict)
     reads: tuple[tuple[str, str], ...] = ()
     conditions: tuple[tuple[str, str], ...] = ()
+    assigned: dict[str, tuple[str, ...]] = field(default_factory=dict)  # attributes, by Dynamo's name of the object
 
 
 class _Read(Exception):  # noqa: N818 - ends a compilation whose result nobody needs
@@ -153,15 +154,35 @@ def _keep(graph: fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., An
             kept.sources[node] = _name_of(source)
     kept.reads = tuple((each.name, each.create_fn_name()) for each in context.guards_context.dynamo_guards)
     kept.conditions = _conditions(context.fake_mode.shape_env) if context.fake_mode is not None else ()
+    output = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output
+    kept.assigned = _assigned(output.side_effects.store_attr_mutations)
     if not kept.has_result:
         raise _Read
     # What was compiled runs once: nothing has to be guarded, and building, checking and timing guards takes as long as
     # reading a small forward.
     context.guards_context.dynamo_guards.inner.clear()
-    torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output.skip_guards_check = True
+    output.skip_guards_check = True
     outputs = next(node for node in graph.graph.nodes if node.op == "output").args[0]
     values = tuple(each.meta["example_value"] if isinstance(each, fx.Node) else each for each in outputs)
     return lambda *_: values
+
+
+def _assigned(changes: dict[Any, dict[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """The attributes that a forward sets, by Dynamo's name of their object.
+
+    What is set to the value that was read from it, as by `self.cache = self.cache`, does not change, and is taken out.
+    """
+    existing = torch._dynamo.variables.base.AttributeMutationExisting  # unlike what the forward has made
+    assigned = {}
+    for changed, values in [each for each in changes.items() if isinstance(each[0].mutation_type, existing)]:
+        for name, value in list(values.items()):
+            if value.source == torch._dynamo.source.AttrSource(changed.source, name):
+                del values[name]
+        if values:
+            assigned[_name_of(changed.source)] = tuple(values)
+        else:
+            del changes[changed]
+    return assigned
 
 
 def _compile(module: nn.Module, bound: Arguments, kept: _Kept, symbolic: bool, hooks: bool) -> Any:
@@ -183,7 +204,7 @@ def _compile(module: nn.Module, bound: Arguments, kept: _Kept, symbolic: bool, h
             raise needed from None
         if _cause(error, _Read) is not None:
             return _NOTHING
-        cannot = CannotCaptureError(_explanation(error))
+        cannot = CannotCaptureError(_explanation(error, kept.assigned))
         cannot.lines = _lines(error)
         raise cannot from error
     finally:
@@ -298,11 +319,15 @@ def _cause(error: BaseException | None, kind: type[Exception]) -> Any:
     return error
 
 
-def _explanation(error: BaseException) -> str:
+def _explanation(error: BaseException, assigned: Mapping[str, tuple[str, ...]]) -> str:
     """Torch's explanation of why it cannot read a forward, with the line of the user's code."""
     if "side effects" in str(error):
-        changed = sorted({Source(*parsed(name), name).expression for name in re.findall(r'"(L\[.*?)"', str(error))})
-        return f"it changes {', '.join(changed) or 'Python objects'} in each call, and a graph keeps no Python state"
+        changed = set()
+        for name in re.findall(r'"(L\[.*?)"', str(error)):
+            of = Source(*parsed(name), name).expression
+            changed |= {f"{of}.{attribute}" for attribute in assigned.get(name, ())} or {of}
+        what = ", ".join(sorted(changed)) or "Python objects"
+        return f"it changes {what} in each call, and a graph keeps no Python state"
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
     why = next((line.removeprefix("Explanation:").strip() for line in lines if line.startswith("Explanation:")), "")
     text = ": ".join(filter(None, (lines[0], why)))

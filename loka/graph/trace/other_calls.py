@@ -16,17 +16,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from loka.graph.capture.captured import map_tree
-from loka.graph.capture.undisturbed import unchanged
+from loka.graph.capture.undisturbed import buffers_kept, unchanged
 from loka.graph.equivalence import outputs_differ, with_forward
 from loka.graph.ir import CannotTraceError, ForwardIR
 from loka.graph.trace.conditions import bound_arguments
-from loka.graph.trace.examples import ExampleCall, Examples
+from loka.graph.trace.examples import ExampleCall, Examples, copy_tree, quiet
 from loka.graph.trace.printer import attribute
 from loka.graph.trace.reading import other_situation
 
 _ROWS = (2, 7, 300)  # samples, beside the examples' own
+_TORCHS = frozenset({"aten", "prim", "prims", "profiler"})  # namespaces of operators, which check their arguments
 _MOST_ELEMENTS = 2**21  # of the arguments at the largest number of samples: sequences take gigabytes and minutes else
 
 
@@ -55,7 +57,9 @@ def other_conditions(
 ) -> tuple[str, ...]:
     """Conditions under which a printed forward is the module's own in calls unlike the examples, too.
 
-    Compared are outputs and random states, in evaluation, and with the modules of these paths in different modes.
+    Compared are outputs and random states, in evaluation, and with the modules of these paths in different modes. No
+    made-up size reaches operators of another library than torch, which may read past the end of their arguments, as
+    FBGEMM's do by offsets: a forward that calls one is the module's own for ranks like the examples' and several rows.
     Raises CannotTraceError for a forward that depends on the number of rows, or on the layout or dtype of its
     arguments. The module is left as it was.
     """
@@ -79,7 +83,8 @@ class _Others:
         self._theirs.eval()
 
     def conditions(self) -> tuple[str, ...]:
-        for rows in self._rows():
+        self._is_safe = not _calls_another_library(self._ours, self._calls[0])
+        for rows in self._rows() if self._is_safe else ():
             found = self._difference(self._of_rows(rows))
             if found is not None:
                 raise CannotTraceError(f"depends on the number of rows: at batch {rows}, traced, it {found}")
@@ -98,7 +103,7 @@ class _Others:
 
     def _of_one_row(self) -> Iterator[str]:
         """Where a forward does something else with one row: one that squeezes, and asks for the rank of the result."""
-        if self._difference(self._of_rows(1)) is None:
+        if self._is_safe and self._difference(self._of_rows(1)) is None:
             return
         first, second = (bound_arguments(self._module, call) for call in self._two())
         for name, value in first.items():
@@ -110,7 +115,9 @@ class _Others:
         names = self._tensors()
         for name in names:
             groups = [{name: names[name]}, *([names] if len(names) > 1 else [])]
-            if any(self._difference(self._with(each, list(group.values()))) for group in groups for each in _RANKS):
+            if not self._is_safe or any(
+                self._difference(self._with(each, list(group.values()))) for group in groups for each in _RANKS
+            ):
                 yield f"{name}.dim() == {names[name].dim()}"
 
     def _of_modes(self) -> Iterator[str]:
@@ -177,6 +184,25 @@ class _Others:
             )
             return ExampleCall(rows, args, kwargs)
         return None
+
+
+class _Libraries(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the namespaces of the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.called: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.called.add(func.namespace)
+        return func(*args, **(kwargs or {}))
+
+
+def _calls_another_library(module: nn.Module, call: ExampleCall) -> bool:
+    """True if a call reaches an operator that is not torch's."""
+    with unchanged(module), buffers_kept(module), quiet(), torch.no_grad(), _Libraries() as libraries:
+        module(*copy_tree(call.args), **copy_tree(call.kwargs))
+    return not libraries.called <= _TORCHS
 
 
 class _UnknownError(Exception):

@@ -491,3 +491,54 @@ def test_long_sequences_are_compared_on_fewer_samples(monkeypatch: pytest.Monkey
     calls = [((torch.randn(batch, length, WIDTH),), {}) for batch in (4, 7)]
     assert isinstance(trace(OfAChild(), *calls), ForwardIR)
     assert compared[:3] == [2, 7, most]
+
+
+@torch.library.custom_op("conditions::sums", mutates_args=())
+def sums(values: Tensor, offsets: Tensor) -> Tensor:
+    """Sums of rows by offsets; as FBGEMM's operators it trusts them, and here it tells of those that it must not."""
+    PAST_THE_END.extend(each for each in (int(offsets.max()) - len(values),) if each > 0)
+    parts = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+    return torch.stack([values[start:end].sum(0) for start, end in parts])
+
+
+@sums.register_fake
+def _(values: Tensor, offsets: Tensor) -> Tensor:
+    return values.new_empty(offsets.shape[0] - 1, values.shape[1])
+
+
+def keep_lengths(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.lengths = inputs[1].diff()
+
+
+sums.register_autograd(lambda ctx, grad: (grad.repeat_interleave(ctx.lengths, 0), None), setup_context=keep_lengths)
+PAST_THE_END: list[int] = []
+
+
+class Jagged(Weighted):
+    def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
+        return sums(x @ self.w, offsets)
+
+
+class JaggedChild(Weighted):
+    """The operator is in a child that is called as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = Jagged()
+
+    def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
+        return self.child(x @ self.w, offsets)
+
+
+@pytest.mark.parametrize("kind", [Jagged, JaggedChild])
+def test_no_made_up_sizes_reach_operators_of_another_library(kind: type[nn.Module]) -> None:
+    """Which may read past the end of their arguments; instead such calls are the module's own."""
+    PAST_THE_END.clear()
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((torch.randn(5 * batch, WIDTH), torch.arange(0, 5 * batch + 1, 5)), {}) for batch in (4, 7)
+    ]
+    found = trace(kind(), *calls)
+    assert isinstance(found, ForwardIR), found
+    assert PAST_THE_END == []
+    ranks = {"x.dim() == 2", "offsets.dim() == 1", "x.shape[0] != 1", "offsets.shape[0] != 1"}
+    assert ranks <= set(found.guards)
