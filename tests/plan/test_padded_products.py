@@ -41,6 +41,25 @@ def test_a_long_product_takes_as_long_as_padded(sizes: tuple[int, int, int], us:
     assert made.source is TimeSource.ESTIMATED
 
 
+# In a training step under torch.compile on an H200 (the same file, "unaligned products in a step"), copies included.
+@pytest.mark.parametrize(
+    ("sizes", "us"),
+    [
+        ((8192, 1365, 512), 23),  # dgrad of (8192, 1365) -> 512; eager 90
+        ((512, 1365, 8192), 37),  # its wgrad; eager 110
+        ((16384, 479, 1024), 26),
+        ((1024, 479, 16384), 46),
+        ((16384, 1024, 479), 134),  # fprop, which it left
+    ],
+)
+def test_in_a_step_products_whose_columns_alone_are_not_aligned_are_padded_sooner(
+    sizes: tuple[int, int, int], us: float
+) -> None:
+    made = PerfModel(shipped(), DEVICES[H200]).part(Part(PartKind.GEMM, "as-is", *sizes))
+    assert made is not None
+    assert made.us == pytest.approx(us, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("part", "mode"),
     [

@@ -88,7 +88,10 @@ BY_BYTES = 0.1
 # Time of a product with rows that are not aligned from which torch.compile pads it, in microseconds. It measures both
 # forms in a loop, where the padded one takes as long as its launches. On an H200 it padded those of 150 us and more,
 # and none of 105 and less, however much faster that would be (docs/results/LOG.md, "products that torch.compile pads").
-_PADDED_FROM = 120.0
+# In a step it counts no copy of what it computes itself: it padded dgrads and wgrads, whose columns alone are not
+# aligned, of 90 us and more, and left a fprop of 134 us ("unaligned products in a step" there).
+_PADDED_FROM = 145.0
+_PADDED_COLUMNS_FROM = 80.0
 
 NOTHING = Latency(0.0, 0.0, TimeSource.MEASURED)
 
@@ -157,7 +160,10 @@ class PerfModel:
 
     def _padded(self, part: Part, own: Latency) -> Latency:
         """A GEMM's time with the padding of torch.compile, where it pads it."""
-        if not self._pads or part.kernel != NATIVE or is_aligned(part) or own.us < _PADDED_FROM:
+        if not self._pads or part.kernel != NATIVE or is_aligned(part):
+            return own
+        columns_alone = padded(part).contraction == part.contraction
+        if own.us < (_PADDED_COLUMNS_FROM if columns_alone else _PADDED_FROM):
             return own
         timed = self.costs.time(padded(part))
         if timed is None:
