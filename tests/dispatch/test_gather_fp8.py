@@ -59,6 +59,11 @@ def test_gathers_move_fp8_and_results_are_those_of_the_whole_weights(run):
 
 
 @pytest.mark.slow
+def test_a_unit_quantizes_its_weights_in_one_launch_for_forward_and_backward(run):
+    assert run("launched") == [([2, 0, 2, 0], 4)] * workers.WORLD  # two units
+
+
+@pytest.mark.slow
 def test_ways_of_sharding_change_no_bit(run):
     for found in run("kinds"):
         report = found.pop("report")
@@ -192,7 +197,7 @@ def test_every_rank_is_told_which_rank_has_bound_something_else(run):
 def test_a_probe_sees_the_same_of_gathered_weights(run):
     for names, same, calls in run("probed"):
         assert names == ["blocks.0.down", "blocks.0.up", "blocks.1.down", "blocks.1.up", "head"]
-        assert same == [True] * 15
+        assert list(same.values()) == [True] * 15, same
         assert calls == dict.fromkeys(names, (2, 2))  # of two ranks
 
 

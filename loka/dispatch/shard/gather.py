@@ -7,6 +7,7 @@ The parameters stay as they are to optimizers and checkpoints.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -162,7 +163,12 @@ def gather_fp8(package: str, root: nn.Module, bound: Sequence[tuple[BoundModule,
                 kept.append((site, "it is tied to a parameter that is read in another way"))
             else:
                 sites[site] = module, found, kernel
-    columns = {id(found): _hook(found, _quantizer(module, kernel)) for module, found, kernel in sites.values()}
+    units: dict[int, _Unit] = {}
+    columns: dict[int, int] = {}
+    for module, found, kernel in sites.values():
+        if id(found) not in columns:
+            unit = units.setdefault(id(found.group), _Unit(found.group))
+            columns[id(found)] = _hook(found, unit, *_quantizer(module, kernel))
     for each, _ in bound:
         chosen = [(site, sites[site][1]) for site in each.counters.sites if site in sites]
         each.counters.gathered = tuple(Gathered(site, found.fsdp_param, found.local) for site, found in chosen)
@@ -216,28 +222,84 @@ def _place(module: nn.Module, path: str) -> Place:
     return id(module.get_submodule(holder)), name
 
 
-def _quantizer(module: Bound, kernel: str) -> Callable[[Tensor], Sequence[Tensor]]:
-    """The package's kernel that makes FP8 values (R, columns), scales (R, 1) and more of rows (R, K)."""
+def _quantizer(module: Bound, kernel: str) -> tuple[Callable[..., Sequence[Tensor]], bool]:
+    """The package's kernel that makes FP8 values (R, columns), scales (R, 1) and more of rows (R, K).
+
+    True with it if it takes a list of such matrices, and gives the three of each.
+    """
     generated = derived_class(type(module)).loka_generated
     function = getattr(sys.modules[generated.__module__.rpartition(".")[0] + ".fused"], kernel)
-    return (lambda rows: function([rows])) if kernel == "quantize_weights" else function
+    return function, kernel == "quantize_weights"
 
 
-def _hook(found: _Sharded, quantize: Callable[[Tensor], Sequence[Tensor]]) -> int:
+_Made = dict[int, tuple[Tensor, Tensor]]  # FP8 values and scales, by the number of a part
+
+
+class _Unit:
+    """The weights of one FSDP unit that are gathered in FP8: what this rank sends of each, made of all at once.
+
+    A backward that follows sends what forward sent: the weights that forward read are those of its gradients, and
+    optimizers step after it (they leave no trace in the version of a DTensor that could be asked).
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._parts: list[tuple[_Sharded, Callable[..., Sequence[Tensor]], bool]] = []
+        self._sent: _Made = {}  # of this gather, what FSDP has not asked for yet
+        self._forward: _Made = {}  # what the last forward sent
+        self._state: tuple[object, ...] = ()  # of which these were made
+
+    def add(self, part: _Sharded, quantize: Callable[..., Sequence[Tensor]], takes_several: bool) -> Callable[[], Any]:
+        """A function that gives FP8 values and scales of this rank's rows, for the next gather of the unit."""
+        number = len(self._parts)
+        self._parts.append((part, quantize, takes_several))
+        return lambda: self._next(number)
+
+    def _next(self, number: int) -> tuple[Tensor, Tensor]:
+        device = self._parts[number][0].local.device
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        state = (stream, *(id(part.local) for part, _, _ in self._parts))
+        if number not in self._sent or state != self._state:
+            self._sent = self._forward if self._in_backward() and state == self._state else {}
+            self._forward, self._state = {}, state
+            if number not in self._sent:
+                self._sent = self._made()
+                if self._group.post_forward_mesh_info is not None and not self._in_backward():
+                    self._forward = dict(self._sent)
+        return self._sent.pop(number)
+
+    def _in_backward(self) -> bool:
+        return bool(self._group._training_state.name == "PRE_BACKWARD")
+
+    def _made(self) -> _Made:
+        """Of all parts; of those that share a kernel for several weights, in one call."""
+        made: _Made = {}
+        together: dict[Callable[..., Sequence[Tensor]], dict[int, Tensor]] = {}
+        for number, (part, quantize, takes_several) in enumerate(self._parts):
+            local = part.local
+            rows = (local if local.shape[0] else local.new_zeros((1, local.shape[1]))).to(part.dtype)
+            if takes_several:
+                together.setdefault(quantize, {})[number] = rows
+            else:
+                values, scale, *_ = quantize(rows)
+                made[number] = values, scale
+        for quantize, rows_of in together.items():
+            results = quantize([*rows_of.values()])
+            made |= dict(zip(rows_of, zip(results[::3], results[1::3], strict=True), strict=True))
+        return made
+
+
+def _hook(found: _Sharded, unit: _Unit, quantize: Callable[..., Sequence[Tensor]], takes_several: bool) -> int:
     """Set both hooks on the local part of a parameter; returns the number of columns of its FP8 values."""
     local: Any = found.local
-    size, dtype = tuple(found.fsdp_param.sharded_param.shape), found.dtype
-
-    def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
-        values, scale, *_ = quantize(rows.to(dtype))
-        return values, scale
+    size = tuple(found.fsdp_param.sharded_param.shape)
+    sent = unit.add(found, quantize, takes_several)
 
     # Of the hook's two signatures the one with the mesh alone: with the other FSDP wants all inputs as large as a part.
     def before(mesh: Any) -> tuple[tuple[Tensor, Tensor], None]:
-        rows = found.local
-        count, each = rows.shape[0], -(-size[0] // mesh.size())
-        values, scale = quantized(rows if count else rows.new_zeros((1, size[1])))
-        return (_padded(values.view(torch.uint8), count, each), _padded(scale.view(torch.uint8), count, each)), None
+        count, each = found.local.shape[0], -(-size[0] // mesh.size())
+        values, scale = (_padded(part.view(torch.uint8), count, each) for part in sent())
+        return (values, scale), None
 
     def after(
         gathered: tuple[Tensor, ...], metadata: None, dtype: torch.dtype, *, out: Tensor | None = None
@@ -247,10 +309,11 @@ def _hook(found: _Sharded, quantize: Callable[[Tensor], Sequence[Tensor]]) -> in
         values, scale = (each[: size[0]] for each in gathered)
         return GatheredWeight(values.view(torch.float8_e4m3fn), scale.view(torch.float32), size, dtype), ()
 
+    before.__signature__ = inspect.signature(before)  # type: ignore[attr-defined]  # FSDP reads it in every gather
     local.fsdp_pre_all_gather, local.fsdp_post_all_gather = before, after
     with torch.no_grad():
-        values, _ = quantized(local.new_zeros((1, size[1])))
-    return values.shape[1]
+        rows = local.new_zeros((1, size[1]), dtype=found.dtype)
+        return int(quantize([rows] if takes_several else rows)[0].shape[1])
 
 
 def _padded(rows: Tensor, count: int, wanted: int) -> Tensor:

@@ -26,6 +26,7 @@ from tests.support.processes.ranks import run_rank
 WORLD = 4
 NAMES = (
     "gathers",
+    "launched",
     "kinds",
     "loops",
     "compiled",
@@ -67,15 +68,16 @@ def start_on_gpus(rank, folder, names):
 
 
 class Gathered(TorchDispatchMode):
-    """Counts the bytes that a rank gets from all-gathers."""
+    """Counts the bytes that a rank gets from all-gathers, and the launches that quantize weights."""
 
     def __init__(self):
         super().__init__()
-        self.nbytes = 0
+        self.nbytes = self.launches = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.c10d._allgather_base_.default:
             self.nbytes += args[0].nbytes
+        self.launches += func.__name__.startswith("quantize_weights")
         return func(*args, **(kwargs or {}))
 
 
@@ -153,6 +155,22 @@ def gathers(rank, pairs, folder):
     same = [found[0] == alone[0] and torch.equal(found[1], alone[1]) for found in results.values()]
     apart = [differences(results[True][2], other) for other in (results[False][2], alone[2])]
     return nbytes, str(report), (report.weight_bytes, report.weight_bytes_before), same, apart
+
+
+def launched(rank, pairs, folder):
+    """Launches that quantize weights in a forward and in its backward, of two steps; of two forwards in a row."""
+    model, _, _ = sharded(pairs["shard"], True)
+    counts = []
+    for _ in range(2):
+        with Gathered() as forward:
+            loss = model(batch(rank)).square().mean()
+        with Gathered() as backward:
+            loss.backward()
+        counts += [forward.launches, backward.launches]
+    with torch.no_grad(), Gathered() as twice:
+        model(batch(rank))
+        model(batch(rank))
+    return counts, twice.launches
 
 
 def kinds(rank, pairs, folder):
@@ -395,11 +413,13 @@ def probed(rank, pairs, folder):
         with loka.Probe(model, folder / "gatherable.yaml", every=1, group=pairs["shard"].get_group()) as probe:
             model(batch(rank)).square().mean().backward()
             probe.step()
-            found.append({site.name: (site.input, site.grad_output, site.weight) for site in probe.stats()})
+            found.append({site.name: site for site in probe.stats()})
     one, other = found
-    same = [
-        torch.equal(mine.values, theirs.values)
-        for name in one
-        for mine, theirs in zip(one[name], other[name], strict=True)
-    ]
-    return sorted(one), same, {name: (each[0].calls, each[1].calls) for name, each in other.items()}
+    same = {}
+    for name, site in one.items():
+        for part in ("input", "grad_output", "weight"):
+            mine, theirs = getattr(site, part), getattr(other[name], part)
+            seen = mine is not None and theirs is not None
+            same[f"{name}.{part}"] = torch.equal(mine.values, theirs.values) if seen else (mine, theirs)
+    calls = {name: (site.input.calls, site.grad_output.calls) for name, site in other.items() if site.grad_output}
+    return sorted(one), same, calls
