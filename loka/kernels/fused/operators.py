@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._device import DeviceContext
 
 from loka.kernels import decomposition
 from loka.kernels.fused.launching import DirectCalls, Launch, flattened, launch, listed
@@ -175,8 +176,14 @@ def __getattr__(name: str) -> object:
 
 
 def runs_directly() -> bool:
-    """True in plain eager mode, where nothing but the GPU has to see a call."""
-    return not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
+    """True in plain eager mode, where nothing but the GPU has to see a call: no compiler, no mode, as a Probe's is.
+
+    The mode of a default device, which chooses where tensors are made, is none that has to.
+    """
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return False
+    modes = torch._C._len_torch_function_stack()
+    return modes == 0 or (modes == 1 and isinstance(torch._C._get_function_stack_at(0), DeviceContext))
 
 
 def deferred(module: str) -> Callable[[], Any]:

@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loka.devices.spec import ReduceLaunch
@@ -166,6 +167,18 @@ def test_a_dispatch_mode_sees_the_operator(direct_or_not) -> None:
     with TorchDispatchMode(), pytest.raises((TypeError, RuntimeError), match="direct_or_not"):
         run(PRETENDED)  # the operator takes tensors only
     assert not seen
+
+
+def test_so_does_a_function_mode_but_not_that_of_a_default_device(direct_or_not) -> None:
+    run, seen = direct_or_not
+    with torch.device("cpu"):
+        run(PRETENDED)
+        assert len(seen) == 1
+        with BaseTorchFunctionMode(), pytest.raises((TypeError, RuntimeError), match="direct_or_not"):
+            run(PRETENDED)
+    with BaseTorchFunctionMode(), pytest.raises((TypeError, RuntimeError), match="direct_or_not"):
+        run(PRETENDED)
+    assert len(seen) == 1
 
 
 def test_so_does_what_traces(direct_or_not, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from loka.probe.profile import profile_file
 from loka.zoo import click_loss, ranker_batches, small_ranker
 from tests.support.gpu import ON_GPU
 from tests.support.models import probe_models as models
+from tests.support.models import sharded_models
 
 pytestmark = ON_GPU
 
@@ -55,6 +58,22 @@ def test_the_ranker_without_waiting(no_waiting):
             probe.step()
         no_waiting(False)
         assert all(site.input.calls == site.grad_output.calls == 3 for site in probe.stats())
+
+
+def test_a_bound_model_is_seen_in_eager(tmp_path, monkeypatch):
+    """Its operators call kernels directly there, past what a Probe sees of them."""
+    text = sharded_models.POLICY.format(name="probed_bound", factory="tower", rules="").replace("reference", "h100")
+    (tmp_path / "probed_bound.yaml").write_text(text)
+    loka.generate(tmp_path / "probed_bound.yaml", tmp_path / "probed_bound")
+    monkeypatch.syspath_prepend(tmp_path)
+    model = sharded_models.tower().cuda().bfloat16()
+    importlib.import_module("probed_bound").apply(model)
+    with loka.Probe(model, tmp_path / "probed_bound.yaml", every=1) as probe:
+        model(torch.randn(16, sharded_models.WIDTH, device="cuda", dtype=torch.bfloat16)).square().mean().backward()
+        probe.step()
+        seen = {site.name: (site.input, site.grad_output) for site in probe.stats()}
+    assert len(seen) == 5
+    assert all(operand is not None and operand.calls == 1 for operands in seen.values() for operand in operands), seen
 
 
 def test_it_learns_what_it_learns_on_the_cpu(policy):
