@@ -24,8 +24,9 @@ TRAINING = """\
 
 A generated package has `apply(model, mode="train", strict=False)`, which returns a `Patch`, and,
 where the policy's mods change modules, `adapt(model)` and `convert(state_dict)`
-([mods.md](mods.md)). With `strict`, GEMMs of the model that the plan does not know are a
-`BindError` instead of a warning.
+([mods.md](mods.md)), and `qcomms()` where the policy says what TorchRec's ranks exchange
+([policy.md](policy.md#what-ranks-send-each-other)). With `strict`, GEMMs of the model that the plan
+does not know are a `BindError` instead of a warning.
 """
 ERRORS = """\
 ## Errors

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+from torchrec.distributed.fbgemm_qcomm_codec import get_qcomm_codecs_registry
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim import CombinedOptimizer, KeyedOptimizerWrapper, RowWiseAdagrad
@@ -27,12 +27,11 @@ import ranker
 from generated import torchrec_dense as fp8
 
 
-def shard(model: ranker.Ranker, device: torch.device, exchange: str) -> DistributedModelParallel:
-    """The model with its tables on all ranks, which exchange embeddings and their gradients in a dtype."""
+def shard(model: ranker.Ranker, device: torch.device) -> DistributedModelParallel:
+    """The model with its tables on all ranks, which exchange embeddings and their gradients as the policy says."""
     world = dist.get_world_size()
     apply_optimizer_in_backward(RowWiseAdagrad, model.embeddings.parameters(), {"lr": 0.05})
-    precision = CommType[exchange.upper()]
-    codecs = get_qcomm_codecs_registry(QCommsConfig(precision, precision), device=device)
+    codecs = get_qcomm_codecs_registry(fp8.qcomms(), device=device)
     sharder = EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs)
     tables = {
         f"table_{name}": row_wise() if index % 2 else table_wise(rank=index // 2 % world)
@@ -44,7 +43,7 @@ def shard(model: ranker.Ranker, device: torch.device, exchange: str) -> Distribu
     return DistributedModelParallel(model, device=device, plan=ShardingPlan({"embeddings": plan}), sharders=[sharder])
 
 
-def main(steps: int, bind: str, exchange: str) -> None:
+def main(steps: int, bind: str) -> None:
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
@@ -55,7 +54,7 @@ def main(steps: int, bind: str, exchange: str) -> None:
     torch.manual_seed(0)
     model = ranker.Ranker()
     patch = fp8.apply(model.dense_part) if bind == "before" else None
-    parallel = shard(model, device, exchange)  # DDP around what is not sharded
+    parallel = shard(model, device)  # DDP around what is not sharded
     if bind == "after":
         patch = fp8.apply(parallel.module.dense_part)
     if patch is not None:
@@ -82,8 +81,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--bind", choices=["before", "after", "never"], default="before", help="apply around sharding")
-    parser.add_argument(
-        "--exchange", choices=["fp32", "fp16", "bf16"], default="fp32", help="dtype of TorchRec's exchanges"
-    )
     arguments = parser.parse_args()
-    main(arguments.steps, arguments.bind, arguments.exchange)
+    main(arguments.steps, arguments.bind)

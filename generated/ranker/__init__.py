@@ -9,7 +9,7 @@ import torch
 
 from loka import dispatch
 
-STAMP = "06b680ff67473522969118f66bc1cd4e6a4887c14660bea2375a37b872367974"
+STAMP = "721295aee88c2930ad9d6827804108a8bf0530235f9954dcd6c0969b9bf53abd"
 dispatch.check_stamps(__name__, STAMP)
 
 from . import fused, kernels, modules  # noqa: E402 - after an interrupted generation they may be missing

@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "06b680ff67473522969118f66bc1cd4e6a4887c14660bea2375a37b872367974"
+STAMP = "721295aee88c2930ad9d6827804108a8bf0530235f9954dcd6c0969b9bf53abd"
 
 kernel = operators.of_package(__package__, "e70b9401")
 

@@ -27,7 +27,7 @@ from loka.kernels.chain_values import Chain, Launch, ScaledGemm, Stage, StageGem
 
 from . import fused
 
-STAMP = "06b680ff67473522969118f66bc1cd4e6a4887c14660bea2375a37b872367974"
+STAMP = "721295aee88c2930ad9d6827804108a8bf0530235f9954dcd6c0969b9bf53abd"
 
 
 def e4m3_rowwise_pow2(x: Tensor) -> tuple[Tensor, Tensor]:

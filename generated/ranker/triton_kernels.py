@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "06b680ff67473522969118f66bc1cd4e6a4887c14660bea2375a37b872367974"
+STAMP = "721295aee88c2930ad9d6827804108a8bf0530235f9954dcd6c0969b9bf53abd"
 
 
 @triton.jit

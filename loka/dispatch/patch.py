@@ -263,16 +263,17 @@ class Patch:
 
         After `apply` and `fully_shard`, in either order, and before the first forward, on every rank. It takes the
         weights of which the plan reads one FP8 copy alone (`power_of_two` and `requantize_transpose`, rowwise); other
-        parameters are gathered as they are, and the report says why. Results are those of quantizing the whole weight,
-        to the bit. Optimizers, checkpoints and `state_dict` see the parameters as before. `model`: what fully_shard was
-        called with, if that holds the bound model.
+        parameters are gathered as they are, as are those that the policy's `communication.weights` keeps from FP8, and
+        the report says why. Results are those of quantizing the whole weight, to the bit. Optimizers, checkpoints and
+        `state_dict` see the parameters as before. `model`: what fully_shard was called with, if that holds the bound
+        model.
 
         Afterwards modules cannot run by their own forwards: `keep` and guards raise. Raises BindError if no parameter
-        is sharded, FSDP has gathered one before, `reshard_after_forward` is a number, in mode "infer", or as
-        `verify_ranks` does.
+        is sharded, FSDP has gathered one before, `reshard_after_forward` is a number, FSDP gathers what the policy has
+        in bf16 in another dtype, in mode "infer", or as `verify_ranks` does.
         """
         self._require_bound("gather in FP8")
-        return gather_fp8(self._package, self._root if model is None else model, self._here())
+        return gather_fp8(self._package, self._root, self._root if model is None else model, self._here())
 
     def verify_ranks(self, group: ProcessGroup | None = None) -> None:
         """Raise BindError on every rank unless all ranks of `group`, or all, have bound the same; collective.

@@ -16,6 +16,7 @@ from loka.kernels.measurements.parts import PartKind, TimeSource
 from loka.mods.adaptation import Adaptation, RewriteResult, Setting, Unchanged
 from loka.numerics.enums import Accumulation, Gemm
 from loka.numerics.recipe import OperandPair, Recipe
+from loka.policy.communication import Exchange, Wire
 from loka.policy.policy import ExecutionSpec
 from loka.policy.settings import Assignment
 from loka.probe.profile.profile import Interval, Verdict
@@ -266,6 +267,18 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True, config=MODEL)
+class GatherPlan:
+    """What FSDP2's all-gather of a weight carries (`communication.weights`)."""
+
+    weight: str  # qualified name of the Parameter
+    sites: tuple[str, ...]  # that read it
+    wire: Wire
+    reason: str  # "fp8 by policies/ranker.yaml:14", "its GEMMs stay in the model's dtype"
+    nbytes: Annotated[int, Field(ge=0)]  # of the whole weight, scales counted, without padding for ranks
+    nbytes_bf16: Annotated[int, Field(ge=0)]  # of the same in bfloat16
+
+
+@dataclass(frozen=True, slots=True, config=MODEL)
 class ModPlan:
     """Result of one entry of the policy's `mods`."""
 
@@ -321,6 +334,8 @@ class PlanHead:
     ne_budget: Finite | None = None  # the policy's budget.ne_percent, in per cent; None: no limit
     tuned: TunedStep | None = None  # the measured step that confirms it; None: predicted times decided
     opaque: tuple[Opaque, ...] = ()  # products that are no sites, which count in all shares
+    gathers: tuple[GatherPlan, ...] = ()  # of the weights of all sites; () where the policy says nothing of them
+    exchange: Exchange | None = None  # what TorchRec's ranks send each other; None: as TorchRec has it
 
     @property
     def adaptations(self) -> tuple[Adaptation, ...]:

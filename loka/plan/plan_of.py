@@ -16,6 +16,7 @@ from loka.kernels.measurements.parts import PartCosts
 from loka.model.callables import current_directory_importable
 from loka.mods.modded_model import Adapted
 from loka.mods.registry import ModKind, mod_of, names_of
+from loka.plan.communication import gathers_of
 from loka.plan.decide import Situation
 from loka.plan.evidence import ProfiledSites, check_sites, with_merged_sites
 from loka.plan.examine import Examined, tracer_of
@@ -169,7 +170,7 @@ def _decided_without(
     tracer: Tracer,
 ) -> Decided:
     policy, sites, model = examined.policy, examined.sites, examined.built.module
-    settings = _as_recorded(policy, examined.settings)
+    asked = settings = _as_recorded(policy, examined.settings)
     named = dict(zip((file for file, _ in policy.files), policy.named, strict=True))
     if known is not None:
         check_sites(known, sites, examined.adapted.adaptations)
@@ -214,13 +215,14 @@ def _decided_without(
     fused = interaction_outcomes(policy.mods, model, rewrites.interactions, interacting.crossing)
     outcomes = {**modded.outcomes, **fused}
     outcomes |= owner_outcomes(trace, rewrites.forwards, rewrites.untraced, model)
+    bindings = bind(plans, rewrites.forwards, model)
     plan = Plan(
         name=policy.name,
         target=situation.target,
         batch_size=policy.model.batch_size,
         policy_files=policy.files,
         sites=plans,
-        bindings=bind(plans, rewrites.forwards, model),
+        bindings=bindings,
         model=planned_model(model, examined.built.args, examined.built.kwargs, policy.model.batch_size),
         skipped=tuple(rewrites.skipped),
         loka_version=__version__,
@@ -232,6 +234,8 @@ def _decided_without(
         execution=policy.execution,
         ne_budget=policy.ne_percent,
         opaque=examined.opaque,
+        gathers=gathers_of(policy, model, examined.sites, asked, plans, bindings),
+        exchange=policy.exchange,
     )
     check_units(policy, plan.bindings, units)
     return Decided(plan, traced.chains)

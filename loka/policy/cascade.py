@@ -101,9 +101,10 @@ def resolve_settings(policy: Policy, facts: Sequence[SiteFacts]) -> tuple[SiteSe
 
     Raises PolicyError with all patterns that match nothing and all contradictions between the fields of a GEMM.
     """
-    columns = [_matched(rule, facts) for rule in policy.rules]
-    rules = [_marked(rule, column) for rule, column in zip(policy.rules, columns, strict=True)]
-    problems = unmatched_patterns(policy.rules, facts)
+    given = (*policy.rules, *policy.gathers)
+    columns = [_matched(rule, facts) for rule in given]
+    rules = [_marked(rule, column) for rule, column in zip(given, columns, strict=True)]
+    problems = unmatched_patterns(given, facts)
     groups: dict[tuple[bool, ...], list[int]] = {}
     for index, matched in enumerate(zip(*columns, strict=True)):
         groups.setdefault(matched, []).append(index)

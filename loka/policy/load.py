@@ -13,10 +13,12 @@ from loka.devices.targets import DEFAULT
 from loka.errors import Code
 from loka.numerics.enums import Fuse
 from loka.policy import policy_schema
+from loka.policy.communication import CommunicationSetting, Exchange, GatherSetting
 from loka.policy.documents import Documents, read_documents
 from loka.policy.expand import RuleOrigin, built_in, expand, shown_value
 from loka.policy.mod_schema import AutoModsSetting, ModFields, ModSchemas, own_parameters
 from loka.policy.policy import (
+    GATHER,
     ExecutionSpec,
     Match,
     ModelSpec,
@@ -134,6 +136,8 @@ def _policy(
             _mod(mod, uses[type(mod)], tree, index) for index, mod in enumerate(entries) if isinstance(mod, ModFields)
         ),
         units=_patterns(setting.units, tree, ("units",)) if setting.units else (),
+        gathers=_gathers(setting.communication, tree),
+        exchange=_exchange(setting.communication),
         auto_mods=_auto_mods(entries, setting.defaults),
         profile=setting.profile,
         measurements=setting.measurements,
@@ -158,6 +162,26 @@ def _rule(setting: RuleSetting, tree: Node, index: int) -> Rule:
     place = node_at(tree, path).place
     leaves = expand(setting, RuleOrigin(tree, path, source))
     return Rule(match, bool(setting.optional), setting.note, source, place, leaves)
+
+
+def _gathers(setting: CommunicationSetting | None, tree: Node) -> tuple[Rule, ...]:
+    """The rules of `communication.weights`."""
+    given = setting.weights or [] if setting is not None else []
+    return tuple(_gather(each, tree, ("communication", "weights", index)) for index, each in enumerate(given))
+
+
+def _gather(setting: GatherSetting, tree: Node, path: TreePath) -> Rule:
+    match = EVERY_SITE if setting.match is None else _match(setting.match, tree, (*path, "match"))
+    origin = RuleOrigin(tree, path, f"communication: {match.text}")
+    optional = bool(setting.optional) or setting.match is None
+    return Rule(
+        match, optional, None, origin.source, node_at(tree, path).place, (origin.leaf(GATHER, setting.carry, "carry"),)
+    )
+
+
+def _exchange(setting: CommunicationSetting | None) -> Exchange | None:
+    given = setting.embeddings if setting is not None else None
+    return Exchange(given.forward, given.backward, given.row) if given is not None else None
 
 
 def _auto_mods(entries: Sequence[ModFields | AutoModsSetting], defaults: SiteSetting | None) -> bool:

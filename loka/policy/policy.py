@@ -21,8 +21,10 @@ from loka.policy.settings import Assignment, SiteFacts
 from loka.policy.tree import Node, node_at
 
 if TYPE_CHECKING:
+    from loka.policy.communication import Exchange
     from loka.policy.policy_schema import TrainSetting
 
+GATHER = "gather"  # the leaf that `communication.weights` sets
 OPERAND_FIELDS = ("format", "scaling", "range", "amax", "power_of_two")  # the leaves of one operand
 MATCHING_SECONDS = 1.0  # limit for matching one name; a pattern that does not backtrack needs microseconds
 ModParameter = bool | int | float | str
@@ -142,7 +144,8 @@ class Leaf:
 
     Leaves: GEMM.compute, .accumulation, .padding; GEMM.OPERAND.format, .scaling, .range, .amax, .power_of_two;
     GEMM.kernel and GEMM.OPERAND.requantize_transpose, which exist only if a rule sets them; budget.mere, .sqnr_db,
-    .min_speedup; fuse; scaling, which exists only if a rule sets it to auto.
+    .min_speedup; fuse; scaling, which exists only if a rule sets it to auto; gather, by
+    `communication.weights` alone.
     """
 
     assignment: Assignment
@@ -209,6 +212,8 @@ class Policy:
     rules: tuple[Rule, ...]
     mods: tuple[ModRule, ...] = ()
     units: tuple[Pattern, ...] = ()  # over modules that FSDP shards one by one
+    gathers: tuple[Rule, ...] = ()  # what FSDP's all-gathers carry: each sets the leaf GATHER, after all of `rules`
+    exchange: Exchange | None = None  # what TorchRec's carry; None: TorchRec's to say
     auto_mods: bool = False  # exact mods are planned where they win, without being asked for
     profile: str | None = None
     measurements: str | None = None

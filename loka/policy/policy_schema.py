@@ -15,6 +15,7 @@ from loka.devices.spec import Execution
 from loka.devices.targets import DEFAULT, DEVICES
 from loka.numerics.enums import Autocast
 from loka.policy import checks
+from loka.policy.communication import CommunicationSetting
 from loka.policy.mod_schema import AutoModsSetting, ModFields, ModSchemas, Number, SchemaModel, Size, Text, any_mod, doc
 from loka.policy.mod_schema import Pattern as NamePattern
 from loka.policy.site_schema import RuleSetting, SiteSetting
@@ -168,6 +169,9 @@ class PolicySetting(SchemaModel):
         "Units",
         "Patterns of the modules that fully_shard wraps one by one (FSDP2): of each the outermost that it matches. No "
         "forward that is rewritten goes beyond a unit. Left out: units have to hold the modules that are bound.",
+    )
+    communication: CommunicationSetting | None = doc(
+        "Communication", "What FSDP2's all-gathers of weights and TorchRec's exchanges of embeddings carry."
     )
     extends: Text | None = doc(
         "Base",

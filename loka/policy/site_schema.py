@@ -228,13 +228,13 @@ class Criteria(SchemaModel):
         return self
 
 
-_Match = Annotated[
+SiteMatch = Annotated[
     Annotated[Pattern, Tag("<pattern>")]
     | Annotated[list[Pattern], Field(min_length=1), Tag("<patterns>")]
     | Annotated[Criteria, Tag("<criteria>")],
     Discriminator(match_tag),
 ]
-_MATCH_DOC = (
+MATCH_DOC = (
     'Which sites: a glob over fully qualified names ("layers.*.mlp.*"; * crosses dots), "re:..." for a regular '
     "expression that matches the whole name, a list of these (any of them), or a mapping "
     "{kind: linear, max_n: 16} (all of it)."
@@ -244,6 +244,6 @@ _MATCH_DOC = (
 class RuleSetting(SiteSetting):
     """One rule: the sites that it matches and the fields that it sets. Later rules win, field by field."""
 
-    match: _Match = Field(title="Match", description=_MATCH_DOC)
+    match: SiteMatch = Field(title="Match", description=MATCH_DOC)
     optional: bool | None = doc("Optional", "The rule may match nothing. Default: false, so that a typing error shows.")
     note: str | None = doc("Note", "Why the rule is there; shown by loka explain.")

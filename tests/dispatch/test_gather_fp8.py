@@ -15,21 +15,12 @@ from tests.support.models import sharded_models as models
 from tests.support.processes import gather_workers as workers
 from tests.support.processes.ranks import results_of, start_ranks
 
-PACKAGES = (
-    ("gatherable", "tower", ""),
-    ("mixed", "tower", models.MIXED),
-    ("tied", "tied", ""),
-    ("odd", "odd", models.PADDED),
-    ("units", "tower", models.UNITS),
-    ("recipes", "tower_of_recipes", models.RECIPES),
-)
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Generated packages, by which every process binds."""
     folder = tmp_path_factory.mktemp("gathers")
-    for name, factory, rules in PACKAGES:
+    for name, factory, rules in models.PACKAGES:
         (folder / f"{name}.yaml").write_text(models.POLICY.format(name=name, factory=factory, rules=rules))
         loka.generate(folder / f"{name}.yaml", folder / name)
     return folder
@@ -126,6 +117,18 @@ def test_padded_columns_and_a_parameter_of_two_products(run):
         assert now == 128 * (128 + 4)
         assert before == 128 * 120 * 4
         assert "gathered as they are: both: its recipe reads more than one FP8 copy" in report
+
+
+@pytest.mark.slow
+def test_gathers_are_as_the_policy_has_them(run):
+    for apart, report, wide, other in run("asked"):
+        assert apart == []
+        assert "FP8 all-gather: 1 of 4 FP8 weights" in report
+        assert "blocks.0.up, blocks.0.down: the plan has it gathered so (carry: bf16)" in report
+        assert "blocks.1.up: the plan has it gathered so (carry: native)" in report
+        assert "'blocks.0.up.weight', 'blocks.0.down.weight': the policy has the all-gather carry bf16" in wide
+        assert "FSDP gathers float32: give fully_shard mp_policy=MixedPrecisionPolicy(param_dtype=" in wide
+        assert "call gather_fp8 of the patch of the whole model" in other
 
 
 @pytest.mark.slow

@@ -46,5 +46,5 @@ def test_the_words_of_a_refusal_are_in_the_source(row: str) -> None:
 
 
 def test_the_page_has_a_table_for_each_step() -> None:
-    assert PAGE.count("| the words | what to do |") == PAGE.count("\n## ") == 7
+    assert PAGE.count("| the words | what to do |") == PAGE.count("\n## ") == 8
     assert len(ROWS) > 40

@@ -15,9 +15,7 @@ from tests.support.processes import example_workers as workers
 pytest.importorskip("torchrec", reason="torchrec is an extra; `make test` installs it on Linux x86_64")
 
 EXAMPLE = markdown.REPOSITORY / "examples" / "torchrec_dmp"
-RUNS = {  # embeddings are exchanged in half: TorchRec has no bfloat16 on gloo
-    name: ("train.py", "", "--bind", name, "--exchange", "fp16") for name in ("never", "before", "after")
-}
+RUNS = {name: ("train.py", "", "--bind", name) for name in ("never", "before", "after")}
 
 pytestmark = pytest.mark.slow
 

@@ -136,6 +136,7 @@ def policies(reader: Reader) -> None:
     reader.tries("validate", "tower:build", "tower:build_linear")
     reader.tries("plan", "{max_n: 16}, compute: keep", '"6", compute: fp8, padding: false')
     reader.tries("plan", "scaling: auto", "fprop: {scaling: nvfp4}")
+    reader.tries("plan", "rules:", 'communication: {weights: [{match: "6", carry: fp8}]}\nrules:')
     reader.tries("validate", "rules:", "mods: [{use: no_bias}, {use: no_bias}]\nrules:")
     reader.tries("plan", "rules:", "measurements: none.jsonl\nrules:")
     reader.loka("diff policies/tower.yaml none.json")

@@ -23,6 +23,7 @@ from loka.plan.plan import NOTHING_AROUND, GemmPlan, InteractionPlan, KernelTime
 from loka.plan.select.interaction_times import kernel_names
 from loka.plan.select.workload import surroundings_of
 from loka.plan.totals import format_by_fp8
+from loka.plan.view.communication import gather_words
 from loka.plan.view.explain import Explanation, SiteEvidence
 from loka.plan.view.histogram import ASCII, BLOCKS, histogram
 from loka.probe.profile.profile import NeEstimate, OperandSummary, Quantiles
@@ -87,6 +88,7 @@ def _facts(explained: Explanation) -> list[tuple[str, str]]:
         ),
         *(("region ends at", text) for text in ends),
         ("generated class", explained.bound_in),
+        ("all-gather", gather_words(explained.gather) if explained.gather is not None else ""),
         ("not timed", explained.untimed),
     ]
     numbered = [(each.mod.partition(": "), each) for each in explained.mods]  # "mod 2: block_norm"

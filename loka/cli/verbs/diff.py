@@ -41,7 +41,7 @@ def show(change: PlanDiff, plan: Plan) -> None:
 
     `plan` is the second one, whose sites are named as its rules take them.
     """
-    from loka.plan.format import format_share
+    from loka.plan.format import common_pattern, format_share, grouped, pattern_of
 
     before, after = map(format_share, change.share_fp8)
     if change.same:
@@ -67,6 +67,9 @@ def show(change: PlanDiff, plan: Plan) -> None:
         print_line(f"{each.what} in {each.owner}: {count}{each.us[0]} -> {each.us[1]} us")
     for mod in change.mods:
         print_line(f"mod {mod.mod}: {mod.before}; now {mod.after}{_moved(mod)}")
+    for group in grouped(change.communication, lambda each: (pattern_of(each.what), each.before, each.after)):
+        count = f" ({len(group)} of them)" if len(group) > 1 else ""
+        print_line(f"{common_pattern([each.what for each in group])}{count}: {group[0].before} -> {group[0].after}")
     for line in site_lines(change, plan):
         print_line(line)
 

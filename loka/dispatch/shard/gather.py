@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from loka.dispatch.bind.bound import Bound, Gathered, derived_class
+from loka.dispatch.bind.unplanned import few
+from loka.dispatch.bind.wrappers import find_module
 from loka.dispatch.bound_state import BoundModule
 from loka.dispatch.dispatch_errors import BindError
 from loka.dispatch.shard.gathered_weight import GatheredWeight
@@ -128,8 +130,10 @@ class _Sharded:
         return None
 
 
-def gather_fp8(package: str, root: nn.Module, bound: Sequence[tuple[BoundModule, Bound]]) -> Gathering:
-    """`Patch.gather_fp8` for the bound modules of a patch; `root` holds them and all FSDP units."""
+def gather_fp8(
+    package: str, planned: nn.Module, root: nn.Module, bound: Sequence[tuple[BoundModule, Bound]]
+) -> Gathering:
+    """`Patch.gather_fp8` for the bound modules of a patch on `planned`; `root` holds them and all FSDP units."""
     parameters = list(_sharded(root))
     if not parameters:
         raise BindError(
@@ -142,6 +146,7 @@ def gather_fp8(package: str, root: nn.Module, bound: Sequence[tuple[BoundModule,
             f"{package}: with mode='infer' every rank has the FP8 weights: there is nothing to gather", Code.GATHER
         )
     at = {place: each for each in parameters for place in each.places}
+    others = _others(package, planned, bound, at)
     # A parameter that modules share is read under one name; by the others in children whose forwards are not called.
     read = {_place(module, path) for _, module in bound for _, path, _ in module.loka_gatherable}
     uncalled = {id(module.get_submodule(path)) for _, module in bound for path in module.loka.binding.inlined}
@@ -159,6 +164,8 @@ def gather_fp8(package: str, root: nn.Module, bound: Sequence[tuple[BoundModule,
                 kept.append((site, "it is not sharded by fully_shard"))
             elif reason := _reason(package, site, found):
                 kept.append((site, reason))
+            elif wire := others.get(id(found)):
+                kept.append((site, f"the plan has it gathered so (carry: {wire})"))
             elif any(place not in read and place[0] not in uncalled for place in found.places):
                 kept.append((site, "it is tied to a parameter that is read in another way"))
             else:
@@ -215,6 +222,39 @@ def _sharded(root: nn.Module) -> Iterator[_Sharded]:
             if group is not None and id(group) not in seen:
                 seen.add(id(group))
                 yield from (_Sharded(parameter, group) for parameter in group.fsdp_params)
+
+
+def _others(
+    package: str, planned: nn.Module, bound: Sequence[tuple[BoundModule, Bound]], at: Mapping[Place, _Sharded]
+) -> dict[int, str]:
+    """The parameters, by id, that the plan has FSDP gather as "native" or "bf16": `GATHERS` of their packages.
+
+    Raises BindError where FSDP gathers another dtype than bf16, and for a weight that the model does not have.
+    """
+    homes = {derived_class(type(module)).loka_generated.__module__.rpartition(".")[0] for _, module in bound}
+    found: dict[int, str] = {}
+    wide: dict[str, torch.dtype] = {}
+    for name, wire in (item for home in sorted(homes) for item in getattr(sys.modules[home], "GATHERS", {}).items()):
+        path, _, own = name.rpartition(".")
+        holder = find_module(planned, path)
+        if holder is None:
+            raise BindError(
+                f"{package}: the plan says what the all-gather of {name!r} carries, and this model has no {path!r}: "
+                "call gather_fp8 of the patch of the whole model",
+                Code.GATHER,
+            )
+        if sharded := at.get((id(holder), own)):
+            found[id(sharded)] = wire
+            if wire == "bf16" and sharded.dtype != torch.bfloat16:
+                wide[name] = sharded.dtype
+    if wide:
+        dtypes = " and ".join(sorted({str(dtype).removeprefix("torch.") for dtype in wide.values()}))
+        raise BindError(
+            f"{package}: {few(list(wide))}: the policy has the all-gather carry bf16, and FSDP gathers {dtypes}: give "
+            "fully_shard mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16), or write carry: native",
+            Code.GATHER,
+        )
+    return found
 
 
 def _place(module: nn.Module, path: str) -> Place:

@@ -35,6 +35,8 @@ def decisions_sha256(plan: Plan) -> str:
         execution=None,
         ne_budget=None,
         tuned=None,
+        gathers=(),
+        exchange=None,
     )
     return hashlib.sha256(to_json(bare).encode()).hexdigest()
 

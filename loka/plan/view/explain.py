@@ -17,7 +17,7 @@ from loka.numerics.enums import OPERANDS, Gemm
 from loka.plan.evidence import NEVER_RAN, ProfiledSites, evidence_of, ran
 from loka.plan.format import format_gemm, format_operands, format_place, format_speedup
 from loka.plan.mod_words import Touch, touches
-from loka.plan.plan import InteractionPlan, Plan, SitePlan
+from loka.plan.plan import GatherPlan, InteractionPlan, Plan, SitePlan
 from loka.plan.select.interaction_times import interaction_by_site, kernel_names, place_in_interaction
 from loka.plan.view.table import budget_of
 from loka.policy.settings import Assignment, Budget
@@ -102,6 +102,7 @@ class Explanation:
     inside: InteractionPlan | None  # the interaction that it is part of
     bound_in: str  # "modules.LayersFmb0, with 3 modules alike"; "" if nothing of it is replaced
     untimed: str  # why it has no times although there are measurements
+    gather: GatherPlan | None  # what the all-gather of its weight carries; None where the policy says nothing of it
     region_ends: tuple[str, ...]  # the BatchNorm, dropout or activation at which its region ends, with the reason
 
     @property
@@ -180,6 +181,7 @@ class Explanation:
                 "chosen": inside.chosen,
                 "as_is": inside.as_is,
             },
+            "gather": self.gather,
             "region_ends": self.region_ends,
         }
 
@@ -200,6 +202,7 @@ def explain(plan: Plan, name: str, known: ProfiledSites | None = None) -> Explan
         inside=interaction_by_site(plan).get(site.name),
         bound_in=_bound_in(plan, site.name),
         untimed=_untimed(plan, found),
+        gather=next((each for each in plan.gathers if {*site.rule_names} & {*each.sites}), None),
         region_ends=_region_ends(found),
     )
 

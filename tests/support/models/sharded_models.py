@@ -33,8 +33,18 @@ RECIPES = """\
     dgrad: {grad_output: {range: static, amax: 0.001}}
     wgrad: {input: {range: static, amax: 8}, grad_output: {range: static, amax: 0.001}}
 """
+ASKED = "communication: {weights: [{match: blocks.0.*, carry: bf16}, {match: blocks.1.up, carry: native}]}"
 UNITS = "units: ['*.norm', '*.down']"
 PADDED = "mods: [{use: pad_alignment, to: 16}]"
+PACKAGES = (
+    ("gatherable", "tower", ""),
+    ("mixed", "tower", MIXED),
+    ("tied", "tied", ""),
+    ("odd", "odd", PADDED),
+    ("asked", "tower", ASKED),
+    ("units", "tower", UNITS),
+    ("recipes", "tower_of_recipes", RECIPES),
+)
 WIDTH = 128
 
 

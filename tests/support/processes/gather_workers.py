@@ -35,6 +35,7 @@ NAMES = (
     "units",
     "tied",
     "odd",
+    "asked",
     "refused",
     "resumed",
     "loaded",
@@ -313,6 +314,24 @@ def odd(rank, pairs, folder):
     """A weight whose columns are padded, and one whose Parameter is read twice, once by its columns."""
     found, report = both_ways("odd", models.odd, rank, pairs)
     return found, str(report), (report.weight_bytes, report.weight_bytes_before)
+
+
+def asked(rank, pairs, folder):
+    """What the policy has gathered otherwise than in FP8: results, reports, and what is refused."""
+    mesh, bfloat16 = pairs["shard"], MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    results, report = [], None
+    for fp8 in (False, True):
+        model, _, report = sharded(mesh, fp8, "asked", mp_policy=bfloat16)
+        results.append(trained(model, batch(rank)))
+    with pytest.raises(BindError) as wide:
+        sharded(mesh, True, "asked")
+    model = models.tower()
+    package("asked").apply(model)
+    part = model.blocks
+    fully_shard(part[1], mesh=mesh)
+    with pytest.raises(BindError) as other:
+        loka.dispatch.patch_of(part).gather_fp8()
+    return differences(*results), str(report), str(wide.value), str(other.value)
 
 
 def refused(rank, pairs, folder):

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import get_qcomm_codecs_registry
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -23,16 +24,22 @@ WORLD = 2
 
 
 def start(rank, folder, bind):
-    """Train five steps, bound never, before or after sharding; saves the losses and the names of bound sites."""
+    """Train five steps, bound never, before or after sharding; saves the losses and the names of bound sites.
+
+    "exchanged": bound before, with the exchanges of the policy of that name.
+    """
     sys.path.insert(0, folder)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store_{bind}", rank=rank, world_size=WORLD)
     model, patch = models.dlrm_dcn(), None
-    if bind == "before":
-        patch = importlib.import_module("dlrm_dcn").apply(models.DensePart(model))
-    parallel = sharded(model)
+    codecs, package = None, importlib.import_module("exchanged" if bind == "exchanged" else "dlrm_dcn")
+    if bind == "exchanged":
+        codecs = get_qcomm_codecs_registry(package.qcomms(), device=torch.device("cpu"))
+    if bind in ("before", "exchanged"):
+        patch = package.apply(models.DensePart(model))
+    parallel = sharded(model, codecs)
     if bind == "after":
-        patch = importlib.import_module("dlrm_dcn").apply(models.DensePart(parallel.module))
+        patch = package.apply(models.DensePart(parallel.module))
     if patch is not None:
         patch.verify_ranks()
     optimizer = torch.optim.SGD(dict(in_backward_optimizer_filter(parallel.named_parameters())).values(), lr=0.05)
@@ -55,10 +62,10 @@ def start(rank, folder, bind):
     os._exit(0)  # threads of TorchRec can abort a process that ends otherwise
 
 
-def sharded(model):
-    """The model with two tables by rows and two whole, one on each rank."""
+def sharded(model, codecs=None):
+    """The model with two tables by rows and two whole, one on each rank; `codecs` are those of their exchanges."""
     tables = model.sparse_arch.embedding_bag_collection
-    sharder = EmbeddingBagCollectionSharder()
+    sharder = EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs)
     ways = {
         f"table_{name}": row_wise() if index % 2 else table_wise(rank=index // 2)
         for index, name in enumerate(models.NAMES)

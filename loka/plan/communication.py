@@ -1,0 +1,137 @@
+"""What FSDP2's all-gathers carry, weight by weight, and what goes over the wire in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from loka.errors import Code
+from loka.graph.expression import Ref
+from loka.graph.ir import ForwardIR, unpadded
+from loka.graph.sites.site import Site
+from loka.graph.sites.weights import find_weight
+from loka.kernels.fused.kernel_values import LARGEST_WIDTH
+from loka.plan.format import format_place
+from loka.plan.plan import GatherPlan, PlannedBinding, SitePlan
+from loka.plan.resolve import ImpossibleRuleError
+from loka.policy.communication import Wire
+from loka.policy.policy import GATHER, Policy
+from loka.policy.settings import Assignment, SiteSettings
+
+_COLUMNS = 16  # of an FP8 copy: kernels pad to a multiple of it
+_SCALE_BYTES = 4  # of a row
+
+
+@dataclass(slots=True)
+class _Weight:
+    """A Parameter, and what reads it."""
+
+    name: str
+    parameter: nn.Parameter
+    sites: list[str] = field(default_factory=list)
+    asked: list[Assignment] = field(default_factory=list)  # what rules say of its sites
+    obstacles: list[str] = field(default_factory=list)  # why each site cannot read a gathered FP8 copy
+
+
+def gathers_of(
+    policy: Policy,
+    model: nn.Module,
+    sites: Sequence[Site],
+    settings: Sequence[SiteSettings],
+    plans: Sequence[SitePlan],
+    bindings: Sequence[PlannedBinding],
+) -> tuple[GatherPlan, ...]:
+    """What the all-gather of each site's weight carries, in model order; () without `communication.weights`.
+
+    `settings[i]` belongs to `sites[i]`, those of the model before mods rewrote calls; `plans` are of what became of
+    them. A weight is gathered in one way: where several sites read it, all of them have to allow FP8. Raises
+    ImpossibleRuleError for a rule that names one site and asks for FP8 there, which cannot be.
+    """
+    if not policy.gathers:
+        return ()
+    now = {name: plan for plan in plans for name in plan.site.rule_names}
+    read = {site for binding in bindings for site in _read_as_they_are(binding)}
+    weights: dict[int, _Weight] = {}
+    named = dict(zip((file for file, _ in policy.files), policy.named, strict=True))
+    for site, wanted in zip(sites, settings, strict=True):
+        found = find_weight(model, site.weight) if site.weight is not None else None
+        if found is None or site.weight is None:
+            continue
+        name = ".".join(site.weight.split(".")[: -len(found.index) or None])
+        weight = weights.setdefault(id(found.parameter), _Weight(name, found.parameter))
+        weight.sites.append(site.name)
+        weight.asked += wanted.history.get(GATHER, ())[-1:]
+        weight.obstacles.append(_obstacle(now.get(site.name), read))
+    gathers = tuple(map(_gather, weights.values()))
+    problems = [
+        f"{named.get(by.file, by.file)}:{by.line}: {by.source} asks for {gather.weight!r} to be gathered in fp8, which "
+        f"cannot be: {gather.reason}; write `carry: native` there, or leave the rule out"
+        for gather, weight in zip(gathers, weights.values(), strict=True)
+        for by in weight.asked
+        if by.names_one_site and by.value == Wire.FP8 != gather.wire
+    ]
+    if problems:
+        raise ImpossibleRuleError("\n".join(problems), Code.IMPOSSIBLE)
+    return gathers
+
+
+def _read_as_they_are(binding: PlannedBinding) -> Iterator[str]:
+    """The sites of a binding whose weight is a Parameter that its forward reads in these calls alone."""
+    for sites in binding.sites:
+        if binding.forward is None:
+            yield from sites
+            continue
+        reads = _reads(binding.forward)
+        calls = {step.call.site: step.call for step in binding.forward.statements if step.call is not None}
+        for site, in_first in zip(sites, binding.sites[0], strict=True):
+            call = calls.get(in_first)  # the forward was traced on the first module
+            bare = unpadded(call) if call is not None else None
+            weight = bare.weight if bare is not None else call.weight if call is not None else None
+            if isinstance(weight, Ref) and "" not in reads[weight.text]:
+                yield site
+
+
+def _reads(forward: ForwardIR) -> dict[str, set[str]]:
+    """What reads each name in a forward: the site of a call, or "" for any other statement."""
+    found: dict[str, set[str]] = {}
+    for step in forward.statements:
+        for ref in step.operands:
+            found.setdefault(ref.text, set()).add(step.call.site if step.call is not None else "")
+    return found
+
+
+def _obstacle(plan: SitePlan | None, read: set[str]) -> str:
+    """Why a site cannot read an FP8 copy that FSDP gathers; "" if it can."""
+    if plan is None or not plan.fp8:
+        return "its GEMMs stay in the model's dtype"
+    if plan.site.members:
+        return "a mod reads it together with other weights"
+    recipe = plan.recipe
+    if not (recipe.is_chain or recipe.keeps_wgrad) or recipe.is_static:
+        return "its recipe reads more than one FP8 copy of the weight, or a scale of the whole weight"
+    if max(plan.site.k, plan.site.n) > LARGEST_WIDTH:
+        return f"kernels take up to {LARGEST_WIDTH} columns"
+    return "" if plan.site.name in read else "its forward reads the weight in another way, too"
+
+
+def _gather(weight: _Weight) -> GatherPlan:
+    parameter = weight.parameter
+    other = next((each for each in weight.asked if each.value != Wire.FP8), None)
+    obstacle = next(filter(None, weight.obstacles), "")
+    if other is not None:
+        wire, reason = Wire(other.value), f"{other.value} by {format_place(other)}"
+    elif obstacle:
+        wire, reason = Wire.NATIVE, obstacle
+    else:
+        wire = Wire.FP8
+        reason = f"fp8 by {format_place(weight.asked[-1])}" if weight.asked else "its recipe reads one FP8 copy alone"
+    rows, columns = parameter.numel() // parameter.shape[-1], parameter.shape[-1]
+    in_bf16 = 2 * parameter.numel()
+    nbytes = {
+        Wire.FP8: rows * (-(-columns // _COLUMNS) * _COLUMNS + _SCALE_BYTES),
+        Wire.BF16: in_bf16,
+        Wire.NATIVE: parameter.numel() * parameter.dtype.itemsize,
+    }[wire]
+    return GatherPlan(weight.name, tuple(weight.sites), wire, reason, nbytes, in_bf16)
