@@ -13,9 +13,11 @@ from loka.graph.ir import ForwardIR, unpadded
 from loka.graph.sites.site import Site
 from loka.graph.sites.weights import find_weight
 from loka.kernels.fused.kernel_values import LARGEST_WIDTH
+from loka.numerics.enums import Compute, Gemm
 from loka.plan.format import format_place
 from loka.plan.plan import GatherPlan, PlannedBinding, SitePlan
 from loka.plan.resolve import ImpossibleRuleError
+from loka.plan.tuning.choices import MEASURED
 from loka.policy.communication import Wire
 from loka.policy.policy import GATHER, Policy
 from loka.policy.settings import Assignment, SiteSettings
@@ -32,6 +34,7 @@ class _Weight:
     parameter: nn.Parameter
     sites: list[str] = field(default_factory=list)
     asked: list[Assignment] = field(default_factory=list)  # what rules say of its sites
+    forced: list[Assignment] = field(default_factory=list)  # of these, "fp8" for one site whose recipe rules settle
     obstacles: list[str] = field(default_factory=list)  # why each site cannot read a gathered FP8 copy
 
 
@@ -47,7 +50,7 @@ def gathers_of(
 
     `settings[i]` belongs to `sites[i]`, those of the model before mods rewrote calls; `plans` are of what became of
     them. A weight is gathered in one way: where several sites read it, all of them have to allow FP8. Raises
-    ImpossibleRuleError for a rule that names one site and asks for FP8 there, which cannot be.
+    ImpossibleRuleError for a rule that names one site and asks for FP8 there, where rules settle that it cannot be.
     """
     if not policy.gathers:
         return ()
@@ -62,19 +65,29 @@ def gathers_of(
         name = ".".join(site.weight.split(".")[: -len(found.index) or None])
         weight = weights.setdefault(id(found.parameter), _Weight(name, found.parameter))
         weight.sites.append(site.name)
-        weight.asked += wanted.history.get(GATHER, ())[-1:]
+        asked = wanted.history.get(GATHER, ())[-1:]
+        weight.asked += asked
+        weight.forced += [by for by in asked if by.names_one_site and by.value == Wire.FP8 and _is_settled(wanted)]
         weight.obstacles.append(_obstacle(now.get(site.name), read))
     gathers = tuple(map(_gather, weights.values()))
     problems = [
         f"{named.get(by.file, by.file)}:{by.line}: {by.source} asks for {gather.weight!r} to be gathered in fp8, which "
         f"cannot be: {gather.reason}; write `carry: native` there, or leave the rule out"
         for gather, weight in zip(gathers, weights.values(), strict=True)
-        for by in weight.asked
-        if by.names_one_site and by.value == Wire.FP8 != gather.wire
+        for by in weight.forced
+        if gather.wire is not Wire.FP8
     ]
     if problems:
         raise ImpossibleRuleError("\n".join(problems), Code.IMPOSSIBLE)
     return gathers
+
+
+def _is_settled(wanted: SiteSettings) -> bool:
+    """True if rules alone say what a site runs in; evidence and times say nothing of it."""
+    compute = [wanted.history[f"{gemm}.compute"][-1] for gemm in Gemm]
+    if any(by.value == Compute.AUTO or by.source == MEASURED for by in compute):
+        return False
+    return "scaling" not in wanted.history or all(by.value == Compute.KEEP for by in compute)
 
 
 def _read_as_they_are(binding: PlannedBinding) -> Iterator[str]:

@@ -127,6 +127,11 @@ def test_a_rule_for_one_site_that_cannot_comply_is_an_error(planned, communicati
     assert "sent.yaml:5: communication: " in str(caught.value)
 
 
+def test_what_evidence_and_times_leave_open_is_no_error(planned):
+    plan = planned("{weights: [{match: blocks.1.up, carry: fp8}]}", rules="  - {match: blocks.1.up, compute: auto}")
+    assert carried(plan)["blocks.1.up.weight"] == ("native", NATIVE)
+
+
 def test_explain_has_the_gather_of_a_site(planned):
     plan = planned("{weights: fp8}")
     explained = explain(plan, "blocks.1.up")
