@@ -78,6 +78,16 @@ def function(name: str, *args: Arg, **kwargs: Arg) -> Call:
     return Call(f"torch.nn.functional.{name}", args, tuple(kwargs.items()))
 
 
+def expression_of(parameter: str) -> str:
+    """A Parameter in a forward, by its path: self.fmb[3].weight."""
+    return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in parameter.split("."))
+
+
+def is_of(text: str, parameter: str) -> bool:
+    """True if an attribute is the Parameter, by its expression, or a part or a view of it."""
+    return text == parameter or text.startswith((f"{parameter}[", f"{parameter}."))
+
+
 def refs_in(*values: Arg) -> tuple[Ref, ...]:
     """The names that expressions read, each once, in order."""
     return tuple(dict.fromkeys(each for value in values for each in _refs(value)))

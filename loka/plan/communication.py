@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from torch import nn
 
 from loka.errors import Code
-from loka.graph.expression import Ref
-from loka.graph.ir import ForwardIR, unpadded
+from loka.graph.expression import Arg, Ref, expression_of, is_of
+from loka.graph.ir import unpadded
 from loka.graph.sites.site import Site
 from loka.graph.sites.weights import find_weight
 from loka.kernels.fused.kernel_values import LARGEST_WIDTH
@@ -24,6 +25,7 @@ from loka.policy.settings import Assignment, SiteSettings
 
 _COLUMNS = 16  # of an FP8 copy: kernels pad to a multiple of it
 _SCALE_BYTES = 4  # of a row
+_PART = "it is one of several matrices in a Parameter"
 
 
 @dataclass(slots=True)
@@ -68,7 +70,7 @@ def gathers_of(
         asked = wanted.history.get(GATHER, ())[-1:]
         weight.asked += asked
         weight.forced += [by for by in asked if by.names_one_site and by.value == Wire.FP8 and _is_settled(wanted)]
-        weight.obstacles.append(_obstacle(now.get(site.name), read))
+        weight.obstacles.append(_PART if found.index else _obstacle(now.get(site.name), read))
     gathers = tuple(map(_gather, weights.values()))
     problems = [
         f"{named.get(by.file, by.file)}:{by.line}: {by.source} asks for {gather.weight!r} to be gathered in fp8, which "
@@ -92,27 +94,26 @@ def _is_settled(wanted: SiteSettings) -> bool:
 
 def _read_as_they_are(binding: PlannedBinding) -> Iterator[str]:
     """The sites of a binding whose weight is a Parameter that its forward reads in these calls alone."""
+    if binding.forward is None:
+        yield from (site for sites in binding.sites for site in sites)
+        return
+    parameters = {expression_of(name) for name, _ in binding.shapes}
+    calls = [step.call for step in binding.forward.statements if step.call is not None]
+    weights = {call.site: _text((unpadded(call) or call).weight) for call in calls}
+    reads = [
+        (ref.text, weights[step.call.site] if step.call is not None else "")
+        for step in binding.forward.statements
+        for ref in step.operands
+    ]
     for sites in binding.sites:
-        if binding.forward is None:
-            yield from sites
-            continue
-        reads = _reads(binding.forward)
-        calls = {step.call.site: step.call for step in binding.forward.statements if step.call is not None}
-        for site, in_first in zip(sites, binding.sites[0], strict=True):
-            call = calls.get(in_first)  # the forward was traced on the first module
-            bare = unpadded(call) if call is not None else None
-            weight = bare.weight if bare is not None else call.weight if call is not None else None
-            if isinstance(weight, Ref) and "" not in reads[weight.text]:
+        for site, in_first in zip(sites, binding.sites[0], strict=True):  # the forward was traced on the first module
+            weight = weights.get(in_first, "")
+            if weight in parameters and all(text == weight == of for text, of in reads if is_of(text, weight)):
                 yield site
 
 
-def _reads(forward: ForwardIR) -> dict[str, set[str]]:
-    """What reads each name in a forward: the site of a call, or "" for any other statement."""
-    found: dict[str, set[str]] = {}
-    for step in forward.statements:
-        for ref in step.operands:
-            found.setdefault(ref.text, set()).add(step.call.site if step.call is not None else "")
-    return found
+def _text(weight: Arg) -> str:
+    return weight.text if isinstance(weight, Ref) else ""
 
 
 def _obstacle(plan: SitePlan | None, read: set[str]) -> str:
@@ -140,10 +141,10 @@ def _gather(weight: _Weight) -> GatherPlan:
     else:
         wire = Wire.FP8
         reason = f"fp8 by {format_place(weight.asked[-1])}" if weight.asked else "its recipe reads one FP8 copy alone"
-    rows, columns = parameter.numel() // parameter.shape[-1], parameter.shape[-1]
+    *rows, columns = parameter.shape
     in_bf16 = 2 * parameter.numel()
     nbytes = {
-        Wire.FP8: rows * (-(-columns // _COLUMNS) * _COLUMNS + _SCALE_BYTES),
+        Wire.FP8: prod(rows) * (-(-columns // _COLUMNS) * _COLUMNS + _SCALE_BYTES),
         Wire.BF16: in_bf16,
         Wire.NATIVE: parameter.numel() * parameter.dtype.itemsize,
     }[wire]

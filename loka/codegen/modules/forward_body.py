@@ -24,7 +24,19 @@ from loka.codegen.modules.region_functions import RegionLinear, Regions
 from loka.codegen.modules.signature import own_forward_lines, parse_argument
 from loka.codegen.names import layers, shown, snake, wrapped
 from loka.errors import LokaError
-from loka.graph.expression import PRODUCT, Arg, Call, Constant, Ref, RefKind, local, locals_in, text_of
+from loka.graph.expression import (
+    PRODUCT,
+    Arg,
+    Call,
+    Constant,
+    Ref,
+    RefKind,
+    expression_of,
+    is_of,
+    local,
+    locals_in,
+    text_of,
+)
 from loka.graph.ir import DTYPE, ConcatNorm, DotInteraction, FmInteraction, ForwardIR, Region, unpadded
 from loka.numerics.enums import Operand
 from loka.plan.plan import PlannedBinding, SitePlan
@@ -90,7 +102,7 @@ class ForwardBody:
             self.lines.append(" " * INDENT + f"{self._scope.unbind(parameter)} = {parameter}.unbind()")
         self._note = ""
         self._returned = False  # the last statement's value, without a name of its own
-        self._names = {_expression(name): name for name, _ in binding.shapes}
+        self._names = {expression_of(name): name for name, _ in binding.shapes}
         self._gatherable: list[Gatherable] = []
         self._write()
         for argument in self.arguments:
@@ -150,7 +162,7 @@ class ForwardBody:
         return [
             each
             for each in self._gatherable
-            if sum(_is_of(text, _expression(each[1])) for text in reads) == chosen.count(each[1])
+            if sum(is_of(text, expression_of(each[1])) for text in reads) == chosen.count(each[1])
         ]
 
     def _taken(self) -> set[int]:
@@ -357,19 +369,9 @@ def _sliced(forward: ForwardIR, parameters: Sequence[str]) -> Iterator[str]:
     """The expressions of Parameters of which a forward reads several slices along the first dimension."""
     texts = {ref.text for step in forward.statements for ref in step.operands if ref.kind is RefKind.ATTRIBUTE}
     for name in parameters:
-        expression = _expression(name)
+        expression = expression_of(name)
         if len({found for text in texts if (found := statement_text.slice_of(text, expression)) is not None}) > 1:
             yield expression
-
-
-def _expression(parameter: str) -> str:
-    """A Parameter in a forward, by its path: self.fmb[3].weight."""
-    return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in parameter.split("."))
-
-
-def _is_of(text: str, parameter: str) -> bool:
-    """True if an attribute is the Parameter or a part of it."""
-    return text == parameter or text.startswith((f"{parameter}[", f"{parameter}."))
 
 
 def _site_indices(forward: ForwardIR, sites: Sequence[str]) -> dict[int, int]:

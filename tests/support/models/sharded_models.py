@@ -41,6 +41,7 @@ PACKAGES = (
     ("mixed", "tower", MIXED),
     ("tied", "tied", ""),
     ("odd", "odd", PADDED),
+    ("stacked", "stacked", ""),
     ("asked", "tower", ASKED),
     ("units", "tower", UNITS),
     ("recipes", "tower_of_recipes", RECIPES),
@@ -103,6 +104,25 @@ class Odd(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.tanh(self.first(torch.tanh(x[:, :120])))
         return nn.functional.linear(nn.functional.linear(x, self.both), self.both.t())
+
+
+class Stacked(nn.Module):
+    """Two matrices in one Parameter, and one in three dimensions that one call multiplies by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.both = nn.Parameter(torch.randn(2, WIDTH, WIDTH) / 12)
+        self.many = nn.Parameter(torch.randn(2, WIDTH, WIDTH) / 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for each in self.both:
+            x = torch.tanh(nn.functional.linear(x, each))
+        return torch.einsum("bk,gkn->bgn", x, self.many)
+
+
+def stacked() -> Stacked:
+    return Stacked()
 
 
 def odd() -> Odd:
