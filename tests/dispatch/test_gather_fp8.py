@@ -121,11 +121,12 @@ def test_padded_columns_and_a_parameter_of_two_products(run):
 
 @pytest.mark.slow
 def test_gathers_are_as_the_policy_has_them(run):
-    for apart, report, wide, other in run("asked"):
+    for apart, report, nothing, wide, other in run("asked"):
         assert apart == []
         assert "FP8 all-gather: 1 of 4 FP8 weights" in report
         assert "blocks.0.up, blocks.0.down: the plan has it gathered so (carry: bf16)" in report
         assert "blocks.1.up: the plan has it gathered so (carry: native)" in report
+        assert "FP8 all-gather: 0 of 4 FP8 weights" in nothing  # so that nothing of FSDP's ways is refused
         assert "'blocks.0.up.weight', 'blocks.0.down.weight': the policy has the all-gather carry bf16" in wide
         assert "FSDP gathers float32: give fully_shard mp_policy=MixedPrecisionPolicy(param_dtype=" in wide
         assert "call gather_fp8 of the patch of the whole model" in other

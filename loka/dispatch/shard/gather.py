@@ -162,10 +162,10 @@ def gather_fp8(
             found = at.get(_place(module, path))
             if found is None:
                 kept.append((site, "it is not sharded by fully_shard"))
-            elif reason := _reason(package, site, found):
-                kept.append((site, reason))
             elif wire := others.get(id(found)):
                 kept.append((site, f"the plan has it gathered so (carry: {wire})"))
+            elif reason := _reason(package, site, found):
+                kept.append((site, reason))
             elif any(place not in read and place[0] not in uncalled for place in found.places):
                 kept.append((site, "it is tied to a parameter that is read in another way"))
             else:

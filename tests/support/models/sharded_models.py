@@ -34,6 +34,7 @@ RECIPES = """\
     wgrad: {input: {range: static, amax: 8}, grad_output: {range: static, amax: 0.001}}
 """
 ASKED = "communication: {weights: [{match: blocks.0.*, carry: bf16}, {match: blocks.1.up, carry: native}]}"
+NATIVE = "communication: {weights: native}"
 UNITS = "units: ['*.norm', '*.down']"
 PADDED = "mods: [{use: pad_alignment, to: 16}]"
 PACKAGES = (
@@ -43,6 +44,7 @@ PACKAGES = (
     ("odd", "odd", PADDED),
     ("stacked", "stacked", ""),
     ("asked", "tower", ASKED),
+    ("native", "tower", NATIVE),
     ("units", "tower", UNITS),
     ("recipes", "tower_of_recipes", RECIPES),
 )
