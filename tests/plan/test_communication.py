@@ -19,6 +19,7 @@ from tests.support.models import sharded_models as models
 
 COPIES = "its recipe reads more than one FP8 copy of the weight, or a scale of the whole weight"
 NATIVE = "its GEMMs stay in the model's dtype"
+UNSAID = [each for each in models.PACKAGES if "communication" not in each[2]]
 
 
 @pytest.fixture
