@@ -10,6 +10,7 @@ from loka.kernels.measurements.parts import TimeSource
 from loka.plan.format import EXTRAPOLATED_NOTE, format_share, format_speedup
 from loka.plan.plan import Plan, StepTime
 from loka.plan.select.interaction_times import step_times
+from loka.plan.select.workload import surroundings_of
 
 FEW = 0.05  # share of a total that may be extrapolated without a mark
 _NOTHING = 0.005  # a change of speed that is none
@@ -82,9 +83,22 @@ def _extrapolated(times: Sequence[tuple[StepTime, int]]) -> float:
 
 
 def comparable(plan: Plan, other: Plan) -> bool:
-    """True if times of the same sites and interactions are known of both plans."""
+    """True if times of the same sites, of what is around them, and of interactions are known of both plans."""
     left_out = [len(each.interactions) - len(list(step_times(each.interactions))) for each in (plan, other)]
-    return _untimed(plan) == _untimed(other) and left_out[0] == left_out[1]
+    return _untimed(plan) == _untimed(other) and left_out[0] == left_out[1] and _around_counts(plan, other)
+
+
+def _around_counts(plan: Plan, merged: Plan) -> bool:
+    """False if an activation behind a site is in no time of the plan that has merged the site with others.
+
+    So it is where siblings go on differently (the gate of a SwiGLU). Their gradients are then made as one matrix, too:
+    on an H200 BF16 lost 6 % of a step, of which 9 % were said to be saved.
+    """
+    after = {site.site.name: surroundings_of(site.site).after for site in plan.sites}
+    return all(
+        surroundings_of(site.site).after or not any(after.get(name) for name in site.site.members)
+        for site in merged.sites
+    )
 
 
 def _untimed(plan: Plan) -> frozenset[str]:

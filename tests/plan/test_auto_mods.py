@@ -107,6 +107,39 @@ def test_both_say_what_they_gain(plan_for: PlanFor, monkeypatch: pytest.MonkeyPa
     assert all(gain is not None and gain.us > 0 for gain in gains.values())
 
 
+GATE = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = nn.Linear(64, 128), nn.Linear(64, 128)
+
+    def forward(self, x):
+        return torch.relu(self.gate(x)) * self.up(x)
+
+
+def build():
+    return Model()
+
+
+def inputs(batch_size):
+    return (torch.randn(batch_size, 64),)
+"""
+
+
+@pytest.mark.parametrize("alike", [False, True], ids=["a gate", "activated alike"])
+def test_siblings_that_go_on_differently_have_no_known_gain(write_module, alike: bool) -> None:
+    """The activation behind one of them is in no time of the merged product."""
+    text = GATE.replace("* self.up(x)", "+ torch.relu(self.up(x))") if alike else GATE
+    folder = write_module("gatemodel", text)
+    (folder / "p.yaml").write_text(POLICY.format(mods="", fuse="").replace("expertmodel", "gatemodel"))
+    plan = plan_of(examine(load_policy("p.yaml")), None, wins())
+    assert [use for use, _ in used(plan)] == (["merge_siblings"] if alike else [])
+
+
 def test_they_are_left_where_they_lose_and_where_nothing_is_measured(plan_for: PlanFor) -> None:
     for plan in (plan_for(loses()), plan_for(None)):
         assert used(plan) == []
