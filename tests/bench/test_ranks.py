@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from torch import nn
 
+from loka.bench.machine import Environment
 from loka.bench.model.model_request import ModelRequest
 from loka.bench.ranks import ranks_run
 from loka.bench.ranks.collectives import CollectiveFigures, total_and_exposed
 from loka.bench.ranks.estimates import Bracket, estimate
-from loka.bench.ranks.rank_variants import RANK_VARIANTS, chosen_rank_variants
+from loka.bench.ranks.rank_step import RankFigures
+from loka.bench.ranks.rank_variants import RANK_VARIANTS, Numbers, RankVariant, Sharing, chosen_rank_variants
+from loka.bench.ranks.ranks_report import MeasuredRanks, RankOutcome, RanksReport, chapters, notes, to_plain
 from loka.bench.ranks.ranks_run import check, largest_list, run
 from loka.errors import InputError
 from tests.support.bench_device import CLICKS, FP8, MODELS, TRAINED, CpuBench
@@ -140,6 +143,28 @@ def test_estimates_move_what_a_ring_does_and_hide_all_or_nothing_of_it() -> None
     reduced = CollectiveFigures("all-reduce", 1, 1_000_000_000, 0.0)
     assert estimate(30.0, (gathers, reduced), 4, 100.0) == Bracket(30.0, 60.0)
     assert estimate(30.0, (gathers, reduced), 2, 10.0) == Bracket(200.0, 230.0)
+
+
+@pytest.mark.parametrize("with_alone", [True, False])
+def test_estimates_are_in_the_table_and_the_json_where_a_step_alone_was_measured(with_alone: bool) -> None:
+    moved = (CollectiveFigures("all-reduce", 1, 200_000_000, 1.0),)
+    kinds = [Sharing.DDP] + [Sharing.ALONE] * with_alone
+    outcomes = tuple(
+        RankOutcome(
+            RankVariant(sharing, Numbers.BF16, False),
+            RankFigures(30.0, 9.0, None, moved if sharing is Sharing.DDP else (), None, None, (), ""),
+        )
+        for sharing in kinds
+    )
+    environment = Environment("GPU", *[""] * 3, *[None] * 4)
+    report = RanksReport("", "", environment, 2, 10.0, {}, (MeasuredRanks("m", "f", 8, outcomes=outcomes),))
+    (chapter,) = chapters(report)
+    headings = [heading for heading, _ in chapter.tables]
+    lines: Any = to_plain(report)
+    line = lines["models"][0]["lines"][0]
+    assert any("8 ranks" in heading for heading in headings) is with_alone
+    assert any("Estimates" in note for note in notes(report)) is with_alone
+    assert line.get("estimates", {}).get(8) == ({"low": 35.0, "high": 65.0} if with_alone else None)
 
 
 def test_exposed_is_what_no_other_kernel_covers() -> None:

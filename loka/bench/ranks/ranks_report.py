@@ -135,11 +135,20 @@ def _moved(variant: RankVariant, figures: RankFigures) -> Iterator[tuple[str, ..
 def _estimates(
     report: RanksReport, model: MeasuredRanks, variant: RankVariant, figures: RankFigures
 ) -> Iterator[tuple[str, ...]]:
-    alone = model.alone(variant)
-    if alone is not None and figures.collectives:
+    alone, found = model.alone(variant), _on_more(report, model, variant, figures)
+    if alone is not None and found:
         here = bracket(alone, sum(each.bare_ms for each in figures.collectives))
-        more = [estimate(alone, figures.collectives, ranks, report.link) for ranks in RANKS]
-        yield variant.name, *map(_bracket, (here, *more)), _ms(figures.step_ms)
+        yield variant.name, *map(_bracket, (here, *found.values())), _ms(figures.step_ms)
+
+
+def _on_more(
+    report: RanksReport, model: MeasuredRanks, variant: RankVariant, figures: RankFigures
+) -> dict[int, Bracket]:
+    """Estimates by the number of ranks; {} without the step alone, and for what moves nothing."""
+    alone = model.alone(variant)
+    if alone is None or not figures.collectives:
+        return {}
+    return {ranks: estimate(alone, figures.collectives, ranks, report.link) for ranks in RANKS}
 
 
 def _bracket(found: Bracket) -> str:
@@ -151,8 +160,10 @@ def _ms(value: float | None) -> str:
 
 
 def notes(report: RanksReport) -> list[str]:
-    """How to read the tables."""
-    return [METHOD, FIGURES, ESTIMATED.format(link=report.link)]
+    """How to read the tables, without those that are not there."""
+    measured = [(model, each) for model in report.models for each in model.outcomes]
+    estimated = any(each.figures and _on_more(report, model, each.variant, each.figures) for model, each in measured)
+    return [METHOD, FIGURES, *([ESTIMATED.format(link=report.link)] if estimated else ())]
 
 
 def to_plain(report: RanksReport) -> dict[str, object]:
@@ -189,9 +200,9 @@ def _line(report: RanksReport, model: MeasuredRanks, outcome: RankOutcome) -> di
     }
     if outcome.figures is None:
         return line
-    figures, alone = outcome.figures, model.alone(variant)
-    if alone is not None and figures.collectives:
-        found = {ranks: estimate(alone, figures.collectives, ranks, report.link) for ranks in RANKS}
+    figures = outcome.figures
+    found = _on_more(report, model, variant, figures)
+    if found:
         line["estimates"] = {ranks: dataclasses.asdict(each) for ranks, each in found.items()}
     return line | {"ratio": model.ratio(variant, figures), **dataclasses.asdict(figures)}
 
