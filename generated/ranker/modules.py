@@ -20,7 +20,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "721295aee88c2930ad9d6827804108a8bf0530235f9954dcd6c0969b9bf53abd"
+STAMP = "c0826edd2d421667db8e6f168072f3141bc55fa36b8f90ad369e716b457fbedb"
 
 
 class EmbedDense(dispatch.Bound):

@@ -25,7 +25,7 @@ from loka.errors import InputError
 from loka.kernels.fused.rendering import KERNELS_FILE, render_all, render_files
 from loka.plan.plan import Plan
 from loka.plan.serialize import to_json
-from loka.policy.communication import Exchange, ExchangeWire, Wire
+from loka.policy.communication import Wire
 from loka.templating.templates import Templates, load_templates
 from loka.templating.wrap import WIDTH
 from loka.version import __version__
@@ -82,7 +82,7 @@ def _render_code(plan: Plan, templates: Templates) -> dict[str, str]:
                 "adaptations": [adaptation_text(adaptation) for adaptation in plan.adaptations],
                 "fused": bool(fused),
                 "gathers": [(quoted(each.weight), each.wire) for each in plan.gathers if each.wire is not Wire.FP8],
-                "exchange": _exchange(plan.exchange) if plan.exchange is not None else "",
+                "exchange": plan.exchange,
                 **common,
             },
         ),
@@ -132,15 +132,6 @@ def _modules(templates: Templates, writer: ModuleWriter, views: list[BoundView],
             **common,
         },
     )
-
-
-def _exchange(exchange: Exchange) -> str:
-    """The arguments of TorchRec's QCommsConfig: `CommType.FP8, CommType.BF16, fp8_quantize_dim=64`."""
-    kinds = {each: f"CommType.{each.name}" for each in ExchangeWire} | {ExchangeWire.NATIVE: "CommType.FP32"}
-    arguments = [kinds[exchange.forward], kinds[exchange.backward]]
-    rows = {"fp8_quantize_dim": exchange.forward, "fp8_quantize_dim_bwd": exchange.backward}
-    arguments += [f"{name}={exchange.row}" for name, wire in rows.items() if wire is ExchangeWire.FP8]
-    return ", ".join(arguments)
 
 
 def _with_exemptions(code: str, arguments: Collection[str] = ()) -> str:

@@ -269,8 +269,8 @@ class Patch:
         model.
 
         Afterwards modules cannot run by their own forwards: `keep` and guards raise. Raises BindError if no parameter
-        is sharded, FSDP has gathered one before, `reshard_after_forward` is a number, FSDP gathers what the policy has
-        in bf16 in another dtype, in mode "infer", or as `verify_ranks` does.
+        is sharded, FSDP has gathered one before, `reshard_after_forward` is a number, FSDP gathers in another
+        dtype than the policy says, in mode "infer", or as `verify_ranks` does.
         """
         self._require_bound("gather in FP8")
         return gather_fp8(self._package, self._root, self._root if model is None else model, self._here())

@@ -28,6 +28,10 @@ class Ref:
     kind: RefKind
     text: str
 
+    def is_of(self, parameter: str) -> bool:
+        """True if it is the Parameter of this expression, or a part or a view of it."""
+        return self.text == parameter or self.text.startswith((f"{parameter}[", f"{parameter}."))
+
 
 @dataclass(frozen=True, slots=True)
 class Constant:
@@ -81,11 +85,6 @@ def function(name: str, *args: Arg, **kwargs: Arg) -> Call:
 def expression_of(parameter: str) -> str:
     """A Parameter in a forward, by its path: self.fmb[3].weight."""
     return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in parameter.split("."))
-
-
-def is_of(text: str, parameter: str) -> bool:
-    """True if an attribute is the Parameter, by its expression, or a part or a view of it."""
-    return text == parameter or text.startswith((f"{parameter}[", f"{parameter}."))
 
 
 def refs_in(*values: Arg) -> tuple[Ref, ...]:

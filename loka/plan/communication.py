@@ -1,43 +1,31 @@
-"""What FSDP2's all-gathers carry, weight by weight, and what goes over the wire in a step."""
+"""What ranks send each other by a plan: the all-gathers of its weights, and TorchRec's exchanges, with their bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from math import prod
 
 from torch import nn
 
 from loka.errors import Code
-from loka.graph.expression import Arg, Ref, expression_of, is_of
+from loka.graph.expression import Ref, expression_of
 from loka.graph.ir import unpadded
 from loka.graph.sites.site import Site
 from loka.graph.sites.weights import find_weight
 from loka.kernels.fused.kernel_values import LARGEST_WIDTH
 from loka.numerics.enums import Compute, Gemm
-from loka.plan.format import format_place
-from loka.plan.plan import GatherPlan, PlannedBinding, SitePlan
+from loka.plan.format import format_place, format_share, grouped, pattern_of, rule_patterns
+from loka.plan.plan import GatherPlan, Plan, PlannedBinding, SitePlan
 from loka.plan.resolve import ImpossibleRuleError
 from loka.plan.tuning.choices import MEASURED
-from loka.policy.communication import Wire
+from loka.policy.communication import FLOAT32_BYTES, ExchangeSetting, Wire
 from loka.policy.policy import GATHER, Policy
 from loka.policy.settings import Assignment, SiteSettings
 
+GATHERS = ("all-gather of", "count", "carries", "MB", "of BF16", "why")
 _COLUMNS = 16  # of an FP8 copy: kernels pad to a multiple of it
 _SCALE_BYTES = 4  # of a row
 _PART = "it is one of several matrices in a Parameter"
-
-
-@dataclass(slots=True)
-class _Weight:
-    """A Parameter, and what reads it."""
-
-    name: str
-    parameter: nn.Parameter
-    sites: list[str] = field(default_factory=list)
-    asked: list[Assignment] = field(default_factory=list)  # what rules say of its sites
-    forced: list[Assignment] = field(default_factory=list)  # of these, "fp8" for one site whose recipe rules settle
-    obstacles: list[str] = field(default_factory=list)  # why each site cannot read a gathered FP8 copy
 
 
 def gathers_of(
@@ -57,31 +45,32 @@ def gathers_of(
     if not policy.gathers:
         return ()
     now = {name: plan for plan in plans for name in plan.site.rule_names}
-    read = {site for binding in bindings for site in _read_as_they_are(binding)}
-    weights: dict[int, _Weight] = {}
+    alone = {site for binding in bindings for site in _read_alone(binding)}
     named = dict(zip((file for file, _ in policy.files), policy.named, strict=True))
-    for site, wanted in zip(sites, settings, strict=True):
-        found = find_weight(model, site.weight) if site.weight is not None else None
-        if found is None or site.weight is None:
-            continue
-        name = ".".join(site.weight.split(".")[: -len(found.index) or None])
-        weight = weights.setdefault(id(found.parameter), _Weight(name, found.parameter))
-        weight.sites.append(site.name)
-        asked = wanted.history.get(GATHER, ())[-1:]
-        weight.asked += asked
-        weight.forced += [by for by in asked if by.names_one_site and by.value == Wire.FP8 and _is_settled(wanted)]
-        weight.obstacles.append(_PART if found.index else _obstacle(now.get(site.name), read))
-    gathers = tuple(map(_gather, weights.values()))
-    problems = [
-        f"{named.get(by.file, by.file)}:{by.line}: {by.source} asks for {gather.weight!r} to be gathered in fp8, which "
-        f"cannot be: {gather.reason}; write `carry: native` there, or leave the rule out"
-        for gather, weight in zip(gathers, weights.values(), strict=True)
-        for by in weight.forced
-        if gather.wire is not Wire.FP8
+    readers = [
+        (site, wanted, weight)
+        for site, wanted in zip(sites, settings, strict=True)
+        if site.weight is not None and (weight := find_weight(model, site.weight)) is not None
     ]
+    gathers: list[GatherPlan] = []
+    problems: list[str] = []
+    for group in grouped(readers, lambda each: id(each[2].parameter)):
+        asked = [(by, wanted) for _, wanted, _ in group for by in wanted.history.get(GATHER, ())[-1:]]
+        obstacles = [_PART if weight.index else _obstacle(now.get(site.name), alone) for site, _, weight in group]
+        first, _, weight = group[0]
+        name = ".".join((first.weight or "").split(".")[: -len(weight.index) or None])
+        names = tuple(site.name for site, _, _ in group)
+        gather = _gather(name, weight.parameter, names, [by for by, _ in asked], next(filter(None, obstacles), ""))
+        gathers.append(gather)
+        problems += [
+            f"{named.get(by.file, by.file)}:{by.line}: {by.source} asks for {name!r} to be gathered in fp8, which "
+            f"cannot be: {gather.reason}; write `carry: native` there, or leave the rule out"
+            for by, wanted in asked
+            if by.names_one_site and by.value == Wire.FP8 != gather.wire and _is_settled(wanted)
+        ]
     if problems:
         raise ImpossibleRuleError("\n".join(problems), Code.IMPOSSIBLE)
-    return gathers
+    return tuple(gathers)
 
 
 def _is_settled(wanted: SiteSettings) -> bool:
@@ -92,31 +81,25 @@ def _is_settled(wanted: SiteSettings) -> bool:
     return "scaling" not in wanted.history or all(by.value == Compute.KEEP for by in compute)
 
 
-def _read_as_they_are(binding: PlannedBinding) -> Iterator[str]:
+def _read_alone(binding: PlannedBinding) -> Iterator[str]:
     """The sites of a binding whose weight is a Parameter that its forward reads in these calls alone."""
     if binding.forward is None:
         yield from (site for sites in binding.sites for site in sites)
         return
+    steps = binding.forward.statements
     parameters = {expression_of(name) for name, _ in binding.shapes}
-    calls = [step.call for step in binding.forward.statements if step.call is not None]
-    weights = {call.site: _text((unpadded(call) or call).weight) for call in calls}
-    reads = [
-        (ref.text, weights[step.call.site] if step.call is not None else "")
-        for step in binding.forward.statements
-        for ref in step.operands
-    ]
+    weights = {step.call.site: (unpadded(step.call) or step.call).weight for step in steps if step.call is not None}
+    reads = [(ref, step.call and weights[step.call.site]) for step in steps for ref in step.operands]
     for sites in binding.sites:
         for site, in_first in zip(sites, binding.sites[0], strict=True):  # the forward was traced on the first module
-            weight = weights.get(in_first, "")
-            if weight in parameters and all(text == weight == of for text, of in reads if is_of(text, weight)):
+            weight = weights.get(in_first)
+            if not isinstance(weight, Ref) or weight.text not in parameters:
+                continue
+            if all(ref == weight == of for ref, of in reads if ref.is_of(weight.text)):
                 yield site
 
 
-def _text(weight: Arg) -> str:
-    return weight.text if isinstance(weight, Ref) else ""
-
-
-def _obstacle(plan: SitePlan | None, read: set[str]) -> str:
+def _obstacle(plan: SitePlan | None, alone: set[str]) -> str:
     """Why a site cannot read an FP8 copy that FSDP gathers; "" if it can."""
     if plan is None or not plan.fp8:
         return "its GEMMs stay in the model's dtype"
@@ -127,25 +110,83 @@ def _obstacle(plan: SitePlan | None, read: set[str]) -> str:
         return "its recipe reads more than one FP8 copy of the weight, or a scale of the whole weight"
     if max(plan.site.k, plan.site.n) > LARGEST_WIDTH:
         return f"kernels take up to {LARGEST_WIDTH} columns"
-    return "" if plan.site.name in read else "its forward reads the weight in another way, too"
+    return "" if plan.site.name in alone else "its forward reads the weight in another way, too"
 
 
-def _gather(weight: _Weight) -> GatherPlan:
-    parameter = weight.parameter
-    other = next((each for each in weight.asked if each.value != Wire.FP8), None)
-    obstacle = next(filter(None, weight.obstacles), "")
+def _gather(
+    name: str, parameter: nn.Parameter, sites: tuple[str, ...], asked: Sequence[Assignment], obstacle: str
+) -> GatherPlan:
+    other = next((each for each in asked if each.value != Wire.FP8), None)
     if other is not None:
         wire, reason = Wire(other.value), f"{other.value} by {format_place(other)}"
     elif obstacle:
         wire, reason = Wire.NATIVE, obstacle
     else:
         wire = Wire.FP8
-        reason = f"fp8 by {format_place(weight.asked[-1])}" if weight.asked else "its recipe reads one FP8 copy alone"
+        reason = f"fp8 by {format_place(asked[-1])}" if asked else "its recipe reads one FP8 copy alone"
     *rows, columns = parameter.shape
     in_bf16 = 2 * parameter.numel()
     nbytes = {
         Wire.FP8: prod(rows) * (-(-columns // _COLUMNS) * _COLUMNS + _SCALE_BYTES),
-        Wire.BF16: in_bf16,
         Wire.NATIVE: parameter.numel() * parameter.dtype.itemsize,
-    }[wire]
-    return GatherPlan(weight.name, tuple(weight.sites), wire, reason, nbytes, in_bf16)
+    }.get(wire, in_bf16)
+    return GatherPlan(name, sites, wire, reason, nbytes, in_bf16)
+
+
+def gather_rows(plan: Plan) -> list[tuple[str, ...]]:
+    """A row of GATHERS for each weight; those that differ only in the numbers of their names share one.
+
+    MB are of one gather of all of a row.
+    """
+    names = [each.weight for each in plan.gathers]
+    rows: list[tuple[str, ...]] = []
+    for group in grouped(plan.gathers, lambda each: (pattern_of(each.weight), each.wire, each.reason, each.nbytes)):
+        nbytes, in_bf16 = sum(each.nbytes for each in group), sum(each.nbytes_bf16 for each in group)
+        name = ", ".join(rule_patterns([each.weight for each in group], names))
+        figures = (_megabytes(nbytes), f"{nbytes / max(in_bf16, 1):.3f}")
+        rows.append((name, str(len(group)), group[0].wire.value, *figures, group[0].reason))
+    return rows
+
+
+def communication_lines(plan: Plan) -> Iterator[str]:
+    """What the table leaves open: the bytes of a step, and TorchRec's exchanges."""
+    if plan.gathers:
+        nbytes, in_bf16 = sum(each.nbytes for each in plan.gathers), sum(each.nbytes_bf16 for each in plan.gathers)
+        yield (
+            f"All-gathers of these weights in a step: {_megabytes(nbytes)} MB for the forward and as much for the "
+            f"backward (none with reshard_after_forward=False), {nbytes / max(in_bf16, 1):.3f} of bfloat16. Of N ranks "
+            "each receives (N - 1) / N of it."
+        )
+    if any(each.wire is Wire.NATIVE for each in plan.gathers):
+        yield "native counts the dtype of the Parameter; MixedPrecisionPolicy of fully_shard may give another."
+    if plan.exchange is not None:
+        forward, backward = map(plan.exchange.bytes_each, (plan.exchange.forward, plan.exchange.backward))
+        yield (
+            f"TorchRec's exchanges: {exchange_words(plan.exchange)}: {forward:.3g} bytes of a number and "
+            f"{backward:.3g} of its gradient, {format_share((forward + backward) / (2 * FLOAT32_BYTES))} of float32. "
+            "The package's qcomms() returns the QCommsConfig; tables are in no plan, and so are their sizes."
+        )
+        if plan.exchange.row is not None:
+            yield (
+                "Of tables that are sharded by rows TorchRec reduces and scatters, and not in fp8: it takes FP16 for "
+                "the forward and BF16 for the backward instead, and says so."
+            )
+
+
+def gather_words(gather: GatherPlan) -> str:
+    """One weight: `fp8 (fp8 by t.yaml:14), 27456 bytes for the forward and for the backward, 0.516 of bfloat16`."""
+    ratio = gather.nbytes / max(gather.nbytes_bf16, 1)
+    each = f"{gather.nbytes} bytes for the forward and for the backward, {ratio:.3f} of bfloat16"
+    return f"{gather.wire.value} ({gather.reason}), {each}"
+
+
+def exchange_words(exchange: ExchangeSetting | None) -> str:
+    """`forward fp8, backward bf16, a scale for 64 numbers`; `-` where a policy says nothing of it."""
+    if exchange is None:
+        return "-"
+    scale = f", a scale for {exchange.row} numbers" if exchange.row is not None else ""
+    return f"forward {exchange.forward.value}, backward {exchange.backward.value}{scale}"
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:.3g}"

@@ -16,7 +16,7 @@ from loka.kernels.measurements.parts import PartKind, TimeSource
 from loka.mods.adaptation import Adaptation, RewriteResult, Setting, Unchanged
 from loka.numerics.enums import Accumulation, Gemm
 from loka.numerics.recipe import OperandPair, Recipe
-from loka.policy.communication import Exchange, Wire
+from loka.policy.communication import ExchangeSetting, Wire
 from loka.policy.policy import ExecutionSpec
 from loka.policy.settings import Assignment
 from loka.probe.profile.profile import Interval, Verdict
@@ -335,7 +335,7 @@ class PlanHead:
     tuned: TunedStep | None = None  # the measured step that confirms it; None: predicted times decided
     opaque: tuple[Opaque, ...] = ()  # products that are no sites, which count in all shares
     gathers: tuple[GatherPlan, ...] = ()  # of the weights of all sites; () where the policy says nothing of them
-    exchange: Exchange | None = None  # what TorchRec's ranks send each other; None: as TorchRec has it
+    exchange: ExchangeSetting | None = None  # what TorchRec's ranks send each other; None: as TorchRec has it
 
     @property
     def adaptations(self) -> tuple[Adaptation, ...]:

@@ -13,7 +13,7 @@ from loka.devices.targets import DEFAULT
 from loka.errors import Code
 from loka.numerics.enums import Fuse
 from loka.policy import policy_schema
-from loka.policy.communication import CommunicationSetting, Exchange, GatherSetting
+from loka.policy.communication import GatherSetting
 from loka.policy.documents import Documents, read_documents
 from loka.policy.expand import RuleOrigin, built_in, expand, shown_value
 from loka.policy.mod_schema import AutoModsSetting, ModFields, ModSchemas, own_parameters
@@ -119,7 +119,7 @@ def _policy(
     batches = setting.train.batches if setting.train else None
     batch_size = setting.model.batch_size or DEFAULT_BATCH_SIZE
     model = ModelSpec(setting.model.factory, setting.model.inputs, batch_size, batches)
-    run, entries = setting.execution, setting.mods or []
+    run, entries, sent = setting.execution, setting.mods or [], setting.communication
     rules = (_rule(rule, tree, index) for index, rule in enumerate(setting.rules or []))
     return Policy(
         version=setting.version,
@@ -136,8 +136,8 @@ def _policy(
             _mod(mod, uses[type(mod)], tree, index) for index, mod in enumerate(entries) if isinstance(mod, ModFields)
         ),
         units=_patterns(setting.units, tree, ("units",)) if setting.units else (),
-        gathers=_gathers(setting.communication, tree),
-        exchange=_exchange(setting.communication),
+        gathers=tuple(_gather(each, tree, index) for index, each in enumerate(sent.weights or [] if sent else [])),
+        exchange=sent.embeddings if sent else None,
         auto_mods=_auto_mods(entries, setting.defaults),
         profile=setting.profile,
         measurements=setting.measurements,
@@ -164,24 +164,13 @@ def _rule(setting: RuleSetting, tree: Node, index: int) -> Rule:
     return Rule(match, bool(setting.optional), setting.note, source, place, leaves)
 
 
-def _gathers(setting: CommunicationSetting | None, tree: Node) -> tuple[Rule, ...]:
-    """The rules of `communication.weights`."""
-    given = setting.weights or [] if setting is not None else []
-    return tuple(_gather(each, tree, ("communication", "weights", index)) for index, each in enumerate(given))
-
-
-def _gather(setting: GatherSetting, tree: Node, path: TreePath) -> Rule:
+def _gather(setting: GatherSetting, tree: Node, index: int) -> Rule:
+    path: TreePath = ("communication", "weights", index)
     match = EVERY_SITE if setting.match is None else _match(setting.match, tree, (*path, "match"))
     origin = RuleOrigin(tree, path, f"communication: {match.text}")
+    leaves = (origin.leaf(GATHER, setting.carry, "carry"),)
     optional = bool(setting.optional) or setting.match is None
-    return Rule(
-        match, optional, None, origin.source, node_at(tree, path).place, (origin.leaf(GATHER, setting.carry, "carry"),)
-    )
-
-
-def _exchange(setting: CommunicationSetting | None) -> Exchange | None:
-    given = setting.embeddings if setting is not None else None
-    return Exchange(given.forward, given.backward, given.row) if given is not None else None
+    return Rule(match, optional, None, origin.source, node_at(tree, path).place, leaves)
 
 
 def _auto_mods(entries: Sequence[ModFields | AutoModsSetting], defaults: SiteSetting | None) -> bool:

@@ -21,7 +21,7 @@ from loka.policy.settings import Assignment, SiteFacts
 from loka.policy.tree import Node, node_at
 
 if TYPE_CHECKING:
-    from loka.policy.communication import Exchange
+    from loka.policy.communication import ExchangeSetting
     from loka.policy.policy_schema import TrainSetting
 
 GATHER = "gather"  # the leaf that `communication.weights` sets
@@ -213,7 +213,7 @@ class Policy:
     mods: tuple[ModRule, ...] = ()
     units: tuple[Pattern, ...] = ()  # over modules that FSDP shards one by one
     gathers: tuple[Rule, ...] = ()  # what FSDP's all-gathers carry: each sets the leaf GATHER, after all of `rules`
-    exchange: Exchange | None = None  # what TorchRec's carry; None: TorchRec's to say
+    exchange: ExchangeSetting | None = None  # what TorchRec's carry; None: TorchRec's to say
     auto_mods: bool = False  # exact mods are planned where they win, without being asked for
     profile: str | None = None
     measurements: str | None = None

@@ -127,8 +127,8 @@ def test_gathers_are_as_the_policy_has_them(run):
         assert "blocks.0.up, blocks.0.down: the plan has it gathered so (carry: bf16)" in report
         assert "blocks.1.up: the plan has it gathered so (carry: native)" in report
         assert "FP8 all-gather: 0 of 4 FP8 weights" in nothing  # so that nothing of FSDP's ways is refused
-        assert "'blocks.0.up.weight', 'blocks.0.down.weight': the policy has the all-gather carry bf16" in wide
-        assert "FSDP gathers float32: give fully_shard mp_policy=MixedPrecisionPolicy(param_dtype=" in wide
+        assert "blocks.0.up.weight: the policy has it gathered in bf16, and FSDP gathers torch.float32: give" in wide
+        assert "fully_shard mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16), or write carry" in wide
         assert "call gather_fp8 of the patch of the whole model" in other
 
 

@@ -72,8 +72,8 @@ def qcomms(exchange, folder, name):
     ("exchange", "arguments"),
     [
         ("{forward: fp8, backward: fp8, row: 32}", ("FP8", "FP8", 32, 32)),
-        ("{forward: fp8, backward: bf16, row: 50}", ("FP8", "BF16", 50, None)),
-        ("{forward: native, backward: fp8, row: 6}", ("FP32", "FP8", None, 6)),
+        ("{forward: fp8, backward: bf16, row: 50}", ("FP8", "BF16", 50, 50)),
+        ("{forward: native, backward: fp8, row: 6}", ("FP32", "FP8", 6, 6)),
         ("{forward: bf16, backward: fp16}", ("BF16", "FP16", None, None)),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loka.errors import Code
-from loka.policy.communication import Exchange, ExchangeWire
+from loka.policy.communication import ExchangeSetting, Wire
 from loka.policy.settings import SiteFacts
 
 HEAD = 'version: 1\nname: ranker\nmodel: {factory: "pkg.models:ranker"}\n'
@@ -15,7 +15,8 @@ SITES = [SiteFacts(name, "linear", 16, 128, n, 0.5) for name, n in (("blocks.0.u
 @pytest.mark.parametrize(
     ("text", "code", "problem"),
     [
-        ("weights: §fp9", Code.VALUE, "did you mean fp8? It is one of fp8, bf16, native"),
+        ("weights: [{carry: §fp9}]", Code.VALUE, "did you mean fp8? It is one of fp8, fp16, bf16, native"),
+        ("weights: §fp8", Code.VALUE, 'expected a list, found text "fp8"'),
         ("weights: §3", Code.VALUE, "expected a list, found the number 3"),
         ("weights: §[]", Code.VALUE, "empty; give at least one"),
         ("weights: [§{match: head}]", Code.MISSING, "carry is missing"),
@@ -24,18 +25,14 @@ SITES = [SiteFacts(name, "linear", 16, 128, n, 0.5) for name, n in (("blocks.0.u
         ("embeddings: §fp8", Code.VALUE, "expected a mapping of keys to values"),
         ("embeddings: §[{match: table_1, forward: fp8}]", Code.VALUE, "one format for all tables of a sharder"),
         ("embeddings: §{match: table_1, forward: fp8}", Code.VALUE, "one format for all tables of a sharder"),
-        ("embeddings: §{forward: fp8, backward: native}", Code.VALUE, "fp8 needs row, the numbers that share a"),
-        ("embeddings: §{forward: bf16, backward: fp16, row: 8}", Code.VALUE, "row is for fp8, and neither"),
+        ("embeddings: §{forward: fp8, backward: native}", Code.VALUE, "fp8 needs row, and nothing else has one"),
+        ("embeddings: §{forward: bf16, backward: fp16, row: 8}", Code.VALUE, "fp8 needs row, and nothing else has one"),
         ("embeddings: {forward: §int8, backward: native}", Code.VALUE, "give one of fp8, fp16, bf16, native"),
         ("embeddings: {forward: fp8, backward: native, row: §0}", Code.VALUE, "it must be at least 1"),
     ],
 )
 def test_what_is_wrong_is_told_at_its_place(load, refused, text, code, problem):
     refused(load, f"{HEAD}communication:\n  {text}\n", code, problem)
-
-
-def test_an_empty_section(load, refused):
-    refused(load, f"{HEAD}communication: §{{}}\n", Code.VALUE, "write weights or embeddings")
 
 
 def test_a_pattern_without_a_site(resolve, refused):
@@ -54,24 +51,25 @@ def test_later_rules_win(resolve):
     ]
 
 
-def test_one_word_is_a_rule_for_every_site(resolve):
-    text = f"{HEAD}communication:\n  weights: native\n"
+def test_a_rule_without_a_match_is_for_every_site(resolve):
+    text = f"{HEAD}communication:\n  weights: [{{carry: native}}]\n"
     (given,) = {settings.history["gather"] for settings in resolve(text, SITES)}
     assert [(each.value, each.line, each.names_one_site) for each in given] == [("native", 5, False)]
 
 
 def test_the_section_merges_with_that_of_a_base(load):
     files = {
-        "ranker.yaml": "extends: base.yaml\ncommunication: {weights: bf16}\n",
-        "base.yaml": f"{HEAD}communication: {{weights: fp8, embeddings: {{forward: fp16, backward: native}}}}\n",
+        "ranker.yaml": "extends: base.yaml\ncommunication: {weights: [{carry: bf16}]}\n",
+        "base.yaml": f"{HEAD}communication:\n  weights: [{{carry: fp8}}]\n"
+        "  embeddings: {forward: fp16, backward: native}\n",
     }
     policy = load(files)
     assert [leaf.value for rule in policy.gathers for leaf in rule.leaves] == ["bf16"]
-    assert policy.exchange == Exchange(ExchangeWire.FP16, ExchangeWire.NATIVE)
+    assert policy.exchange == ExchangeSetting(forward=Wire.FP16, backward=Wire.NATIVE)
 
 
 def test_bytes_of_a_number_count_its_part_of_a_scale():
-    exchange = Exchange(ExchangeWire.FP8, ExchangeWire.BF16, row=50)
-    assert exchange.bytes_each(ExchangeWire.FP8) == (52 + 8) / 50
-    assert exchange.bytes_each(ExchangeWire.BF16) == exchange.bytes_each(ExchangeWire.FP16) == 2
-    assert exchange.bytes_each(ExchangeWire.NATIVE) == 4
+    exchange = ExchangeSetting(forward=Wire.FP8, backward=Wire.BF16, row=50)
+    assert exchange.bytes_each(Wire.FP8) == (52 + 8) / 50
+    assert exchange.bytes_each(Wire.BF16) == exchange.bytes_each(Wire.FP16) == 2
+    assert exchange.bytes_each(Wire.NATIVE) == 4

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from loka.cli.output import print_line, print_table
+from loka.plan.communication import gather_words
 from loka.plan.format import (
     EXTRAPOLATED_NOTE,
     format_figure,
@@ -23,7 +24,6 @@ from loka.plan.plan import NOTHING_AROUND, GemmPlan, InteractionPlan, KernelTime
 from loka.plan.select.interaction_times import kernel_names
 from loka.plan.select.workload import surroundings_of
 from loka.plan.totals import format_by_fp8
-from loka.plan.view.communication import gather_words
 from loka.plan.view.explain import Explanation, SiteEvidence
 from loka.plan.view.histogram import ASCII, BLOCKS, histogram
 from loka.probe.profile.profile import NeEstimate, OperandSummary, Quantiles

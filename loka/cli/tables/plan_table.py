@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from loka.cli.output import note, print_line, print_table, terminal_width
 from loka.cli.table_layout import COMFORT, TIGHT
+from loka.plan.communication import GATHERS, communication_lines, gather_rows
 from loka.plan.format import format_figure, format_ne, format_share, format_speedup
 from loka.plan.mod_words import describe_mod, describe_unchanged
 from loka.plan.ne import planned_ne
 from loka.plan.plan import NATIVE, Plan
 from loka.plan.totals import format_summed, total_time
-from loka.plan.view.communication import GATHERS, communication_lines, gather_rows
 from loka.plan.view.coverage import coverage_of
 from loka.plan.view.table import (
     EVIDENCE,
@@ -66,7 +66,10 @@ def show_plan(plan: Plan, all_sites: bool, notes: Sequence[str] = (), prospect: 
     _show_mods(plan)
     if plan.profile is not None or plan.measurements is not None:
         _print_lines(budget_lines(plan))
-    _show_communication(plan)
+    if plan.gathers:
+        print()
+        print_table(GATHERS, gather_rows(plan), GATHERS[3:5])
+    _print_lines(communication_lines(plan))
     _show_ne(plan)
     if any(site.site.calls for site in plan.sites):
         _show_coverage(plan)
@@ -164,14 +167,6 @@ def _show_mods(plan: Plan) -> None:
         rest = len(left) - _UNCHANGED
         if rest > 0:
             print_line(f"    and {rest} more reason{'s' if rest > 1 else ''}; --json has all of them")
-
-
-def _show_communication(plan: Plan) -> None:
-    """Print what all-gathers and TorchRec's exchanges carry, where the policy says so."""
-    if plan.gathers:
-        print()
-        print_table(GATHERS, gather_rows(plan), GATHERS[3:5])
-    _print_lines(communication_lines(plan))
 
 
 def _show_ne(plan: Plan) -> None:

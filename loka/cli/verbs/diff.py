@@ -41,7 +41,7 @@ def show(change: PlanDiff, plan: Plan) -> None:
 
     `plan` is the second one, whose sites are named as its rules take them.
     """
-    from loka.plan.format import common_pattern, format_share, grouped, pattern_of
+    from loka.plan.format import format_share
 
     before, after = map(format_share, change.share_fp8)
     if change.same:
@@ -59,6 +59,7 @@ def show(change: PlanDiff, plan: Plan) -> None:
         ("target", change.target),
         ("batch size", change.batch_size),
         ("measurements", measured),
+        ("TorchRec's exchanges", change.exchange),
     ):
         if pair[0] != pair[1]:
             print_line(f"{label}: {pair[0]} -> {pair[1]}")
@@ -67,9 +68,6 @@ def show(change: PlanDiff, plan: Plan) -> None:
         print_line(f"{each.what} in {each.owner}: {count}{each.us[0]} -> {each.us[1]} us")
     for mod in change.mods:
         print_line(f"mod {mod.mod}: {mod.before}; now {mod.after}{_moved(mod)}")
-    for group in grouped(change.communication, lambda each: (pattern_of(each.what), each.before, each.after)):
-        count = f" ({len(group)} of them)" if len(group) > 1 else ""
-        print_line(f"{common_pattern([each.what for each in group])}{count}: {group[0].before} -> {group[0].after}")
     for line in site_lines(change, plan):
         print_line(line)
 
@@ -116,6 +114,8 @@ def _changes(change: PlanDiff) -> dict[str, list[str]]:
     for region in change.regions:
         before, after = (" ".join(ops) or "none" for ops in (region.before, region.after))
         found.setdefault(region.site, []).append(f"region: {before} -> {after}")
+    for gather in change.gathers:
+        found.setdefault(gather.site, []).append(f"all-gather of its weight: {gather.before} -> {gather.after}")
     return found
 
 

@@ -78,7 +78,6 @@ def _summary(found: Planned) -> dict[str, object]:
     from loka.plan.evidence import over_budget
     from loka.plan.ne import planned_ne
     from loka.plan.totals import total_time
-    from loka.plan.view.communication import gathered_bytes
     from loka.plan.view.coverage import coverage_of
     from loka.plan.view.verdict import measurements_note, verdict
 
@@ -96,7 +95,6 @@ def _summary(found: Planned) -> dict[str, object]:
         "over_budget": over_budget(plan),
         "ne": planned_ne(plan.sites),
         "ne_budget": plan.ne_budget,
-        "communication": {"gathered_bytes": gathered_bytes(plan), "exchange": plan.exchange},
         "measurements": plan.measurements,
         "measurements_note": measurements_note(plan),
         "time": total_time(plan),

@@ -24,19 +24,7 @@ from loka.codegen.modules.region_functions import RegionLinear, Regions
 from loka.codegen.modules.signature import own_forward_lines, parse_argument
 from loka.codegen.names import layers, shown, snake, wrapped
 from loka.errors import LokaError
-from loka.graph.expression import (
-    PRODUCT,
-    Arg,
-    Call,
-    Constant,
-    Ref,
-    RefKind,
-    expression_of,
-    is_of,
-    local,
-    locals_in,
-    text_of,
-)
+from loka.graph.expression import PRODUCT, Arg, Call, Constant, Ref, RefKind, expression_of, local, locals_in, text_of
 from loka.graph.ir import DTYPE, ConcatNorm, DotInteraction, FmInteraction, ForwardIR, Region, unpadded
 from loka.numerics.enums import Operand
 from loka.plan.plan import PlannedBinding, SitePlan
@@ -157,12 +145,12 @@ class ForwardBody:
     @property
     def gatherable(self) -> list[Gatherable]:
         """The weights of which the forward reads one FP8 copy alone."""
-        reads = [ref.text for step in self._forward.statements for ref in step.operands]
+        reads = [ref for step in self._forward.statements for ref in step.operands]
         chosen = [path for _, path, _ in self._gatherable]
         return [
             each
             for each in self._gatherable
-            if sum(is_of(text, expression_of(each[1])) for text in reads) == chosen.count(each[1])
+            if sum(ref.is_of(expression_of(each[1])) for ref in reads) == chosen.count(each[1])
         ]
 
     def _taken(self) -> set[int]:

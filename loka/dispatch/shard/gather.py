@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from loka.dispatch.bind.bound import Bound, Gathered, derived_class
-from loka.dispatch.bind.unplanned import few
 from loka.dispatch.bind.wrappers import find_module
 from loka.dispatch.bound_state import BoundModule
 from loka.dispatch.dispatch_errors import BindError
@@ -28,6 +27,7 @@ from loka.errors import Code
 Place = tuple[int, str]  # of a parameter: the id of the module that has it, and its name there
 
 _SCALE_BYTES = 4  # of a row
+_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}  # "native" is any
 LOST = (
     "its weight lost the hooks of gather_fp8, as it was moved, cast or assigned since: move and load the model before"
 )
@@ -227,13 +227,12 @@ def _sharded(root: nn.Module) -> Iterator[_Sharded]:
 def _others(
     package: str, planned: nn.Module, bound: Sequence[tuple[BoundModule, Bound]], at: Mapping[Place, _Sharded]
 ) -> dict[int, str]:
-    """The parameters, by id, that the plan has FSDP gather as "native" or "bf16": `GATHERS` of their packages.
+    """The parameters, by id, that the plan keeps from FP8, each with what `GATHERS` of their packages says.
 
-    Raises BindError where FSDP gathers another dtype than bf16, and for a weight that the model does not have.
+    Raises BindError where FSDP gathers another dtype than that, and for a weight that the model does not have.
     """
     homes = {derived_class(type(module)).loka_generated.__module__.rpartition(".")[0] for _, module in bound}
     found: dict[int, str] = {}
-    wide: dict[str, torch.dtype] = {}
     for name, wire in (item for home in sorted(homes) for item in getattr(sys.modules[home], "GATHERS", {}).items()):
         path, _, own = name.rpartition(".")
         holder = find_module(planned, path)
@@ -245,15 +244,12 @@ def _others(
             )
         if sharded := at.get((id(holder), own)):
             found[id(sharded)] = wire
-            if wire == "bf16" and sharded.dtype != torch.bfloat16:
-                wide[name] = sharded.dtype
-    if wide:
-        dtypes = " and ".join(sorted({str(dtype).removeprefix("torch.") for dtype in wide.values()}))
-        raise BindError(
-            f"{package}: {few(list(wide))}: the policy has the all-gather carry bf16, and FSDP gathers {dtypes}: give "
-            "fully_shard mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16), or write carry: native",
-            Code.GATHER,
-        )
+            if _HALVES.get(wire, sharded.dtype) != sharded.dtype:
+                raise BindError(
+                    f"{package}: {name}: the policy has it gathered in {wire}, and FSDP gathers {sharded.dtype}: give "
+                    f"fully_shard mp_policy=MixedPrecisionPolicy(param_dtype={_HALVES[wire]}), or write carry: native",
+                    Code.GATHER,
+                )
     return found
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loka.numerics.enums import Gemm
+from loka.plan.communication import exchange_words
 from loka.plan.format import format_decision, format_evidence
 from loka.plan.mod_words import describe_changes
 from loka.plan.plan import Plan, SitePlan
 from loka.plan.totals import format_summed, total_time
-from loka.plan.view.communication import exchange_words
 from loka.plan.view.table import INTERACTIONS, NOTHING, interaction_rows
 
 
@@ -66,10 +66,10 @@ class ModChange:
 
 
 @dataclass(frozen=True, slots=True)
-class WireChange:
-    """What ranks send each other differently; "-" where a plan says nothing of it."""
+class GatherChange:
+    """A site whose weight's all-gather carries something else; "-" where a plan says nothing of it."""
 
-    what: str  # "the all-gather of head.weight", "TorchRec's exchanges"
+    site: str
     before: str
     after: str
 
@@ -92,15 +92,17 @@ class PlanDiff:
     measurements: tuple[str, str]  # names of the sets, with the start of their hashes
     mods: tuple[ModChange, ...]
     interactions: tuple[InteractionChange, ...]
-    communication: tuple[WireChange, ...]
+    gathers: tuple[GatherChange, ...]
+    exchange: tuple[str, str]  # what TorchRec's ranks send each other; "-" where a plan says nothing of it
 
     @property
     def same(self) -> bool:
         """True if both plans make the same decisions, whatever their times."""
-        lists = (self.mods, self.communication, self.added, self.removed, self.resized, self.gemms, self.regions)
+        lists = (self.mods, self.gathers, self.added, self.removed, self.resized, self.gemms, self.regions)
         if any(each.count[0] != each.count[1] for each in self.interactions):
             return False
-        return not any(lists) and self.target[0] == self.target[1] and self.batch_size[0] == self.batch_size[1]
+        pairs = (self.target, self.batch_size, self.exchange)
+        return not any(lists) and all(before == after for before, after in pairs)
 
 
 def diff(before: Plan, after: Plan) -> PlanDiff:
@@ -124,18 +126,15 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
         measurements=(_measurements(before), _measurements(after)),
         mods=_mod_changes(before, after),
         interactions=_interaction_changes(before, after),
-        communication=_wire_changes(before, after),
+        gathers=_gather_changes(before, after),
+        exchange=(exchange_words(before.exchange), exchange_words(after.exchange)),
     )
 
 
-def _wire_changes(before: Plan, after: Plan) -> tuple[WireChange, ...]:
-    old, new = (
-        {f"the all-gather of {each.weight}": each.wire.value for each in plan.gathers}
-        | ({"TorchRec's exchanges": exchange_words(plan.exchange)} if plan.exchange is not None else {})
-        for plan in (before, after)
-    )
-    pairs = ((what, old.get(what, NOTHING), new.get(what, NOTHING)) for what in {**new, **old})
-    return tuple(WireChange(*each) for each in pairs if each[1] != each[2])
+def _gather_changes(before: Plan, after: Plan) -> tuple[GatherChange, ...]:
+    old, new = ({site: each.wire.value for each in plan.gathers for site in each.sites} for plan in (before, after))
+    pairs = ((site, old.get(site, NOTHING), new.get(site, NOTHING)) for site in {**new, **old})
+    return tuple(GatherChange(*each) for each in pairs if each[1] != each[2])
 
 
 def _interaction_changes(before: Plan, after: Plan) -> tuple[InteractionChange, ...]:

@@ -34,7 +34,7 @@ RECIPES = """\
     wgrad: {input: {range: static, amax: 8}, grad_output: {range: static, amax: 0.001}}
 """
 ASKED = "communication: {weights: [{match: blocks.0.*, carry: bf16}, {match: blocks.1.up, carry: native}]}"
-NATIVE = "communication: {weights: native}"
+NATIVE = "communication: {weights: [{carry: native}]}"
 UNITS = "units: ['*.norm', '*.down']"
 PADDED = "mods: [{use: pad_alignment, to: 16}]"
 PACKAGES = (
