@@ -303,6 +303,15 @@ def test_an_activation_that_no_kernel_takes_ends_a_region_and_explain_says_why(p
     assert [each.region for each in plan.sites] == [("linear", "layer_norm"), (), ()]
 
 
+def test_a_sum_or_product_that_no_kernel_takes_ends_a_region_and_explain_says_why(plan_for):
+    plan = plan_for("Elementwise")
+    ends = [explain(plan, each.site.name).region_ends for each in plan.sites]
+    assert [text.partition(":")[0] for each in ends for text in each] == [
+        "add after it", "mul after it", "mul after it",
+    ]  # fmt: skip
+    assert [each.region for each in plan.sites] == [("linear", "relu"), (), ("linear", "batch_norm"), ()]
+
+
 def test_identities_and_dropouts_of_zero_are_no_part_of_a_forward(plan_for):
     plan = plan_for("idle_tower")
     assert [each.region for each in plan.sites] == [("linear", "relu"), ("linear", "layer_norm", "relu"), ()]

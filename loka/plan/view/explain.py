@@ -34,6 +34,10 @@ _ACTIVATION = f"of activations kernels take {', '.join(ACTIVATIONS)}"
 _DROPOUT = (
     "kernels take an nn.Dropout on a matrix of up to 16384 columns, right after a norm or an activation, without hooks"
 )
+_ELEMENTWISE = (
+    "kernels take a sum and a product with a matrix of the same shape, made before: both right behind a linear in FP8, "
+    "the product also behind a LayerNorm, an RMSNorm or an activation, up to 16384 columns"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ class Explanation:
     bound_in: str  # "modules.LayersFmb0, with 3 modules alike"; "" if nothing of it is replaced
     untimed: str  # why it has no times although there are measurements
     gather: GatherPlan | None  # what the all-gather of its weight carries; None where the policy says nothing of it
-    region_ends: tuple[str, ...]  # the BatchNorm, dropout or activation at which its region ends, with the reason
+    region_ends: tuple[str, ...]  # the operations at which its region ends, each with the reason
 
     @property
     def m(self) -> int:
@@ -328,7 +332,7 @@ def _tried(
 
 
 def _region_ends(found: SitePlan) -> tuple[str, ...]:
-    """The BatchNorm or dropout before and after a site's region, and an activation after it, each with the reason.
+    """The BatchNorm or dropout before and after a site's region, and another operation after it, each with the reason.
 
     Empty where something else ends the region. What is after another linear is of that one's region, and a BatchNorm
     after this linear ends a region only where tracing found that no kernel takes it.
@@ -344,6 +348,8 @@ def _region_ends(found: SitePlan) -> tuple[str, ...]:
     following = next((op for op in site.followed_by if op not in found.region), "")
     if following in _OTHER_ACTIVATIONS:
         ends.append(f"{following} after it: {_ACTIVATION}")
+    if following in flow.ELEMENTWISE and found.fp8 and traced:
+        ends.append(f"{following} after it: {_ELEMENTWISE}")
     for (place, op), module in zip(_boundaries(site.fed_by), before, strict=True):
         if not GEMMS.isdisjoint(site.fed_by[place + 1 :]):
             break

@@ -124,6 +124,21 @@ def prelu_tower() -> nn.Module:
     )
 
 
+class Elementwise(nn.Module):
+    """A sum behind an activation, a product with a number, and a product behind a BatchNorm: no kernel takes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+        self.norm = nn.BatchNorm1d(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two, three, four = self.linears
+        y = torch.relu(one(x)) + x
+        y = two(y) * 0.5
+        return four(self.norm(three(y)) * x)
+
+
 class FunctionalDropout(nn.Module):
     """A dropout by torch's function."""
 
