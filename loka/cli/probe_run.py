@@ -185,7 +185,8 @@ class _Judged:
 def _note_without_ne(error: Exception) -> None:
     from loka.model.callables import describe_error
 
-    note(f"note: the profile has no changes of NE: {describe_error(error)}")
+    why = str(error) if isinstance(error, InputError) else describe_error(error)
+    note(f"note: the profile has no changes of NE: {why}")
 
 
 def _recorded(probe: Probe, path: Path | None) -> RecordedStats:

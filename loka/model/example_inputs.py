@@ -68,8 +68,8 @@ def example_inputs(
         return _of_first_batch(module, find_callable(batches, BATCHES)[0], batches)
     raise InputError(
         f"{INPUTS}: no example inputs for {factory}: neither {type(module).__name__} has a method {_NAME}(batch_size) "
-        f"nor {home.__name__} a function of that name; write one, or name a function in {INPUTS}, or the batches of "
-        f"training in {BATCHES}",
+        f"nor {home.__name__} a function of that name; write one, or (by --inputs or --batches of loka "
+        f"init) name a function in {INPUTS}, or the batches of training in {BATCHES}",
         Code.INPUTS,
     )
 

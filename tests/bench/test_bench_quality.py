@@ -28,6 +28,12 @@ def pairs(*percent: float, draws: int = 1) -> tuple[PairResult, ...]:
     )
 
 
+def test_a_model_has_learned_where_its_own_ne_is_below_1() -> None:
+    assert Quality(pairs(30.0, 30.0), planned=2).learned
+    flat = replace(BASE, ne=1.0)
+    assert not Quality(tuple(PairResult(seed, flat, BASE, "") for seed in range(2)), planned=2).learned
+
+
 def test_mean_error_and_interval() -> None:
     quality = Quality(pairs(0.01, 0.03, 0.02, 0.05, -0.01), planned=5, budget_percent=0.05)
     assert quality.mean == pytest.approx(0.02)

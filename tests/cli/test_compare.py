@@ -66,6 +66,16 @@ def test_other_verdicts_have_a_status_of_their_own(package, loka, monkeypatch, v
     assert said in ran.err
 
 
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_verdict_on_a_model_that_has_learned_nothing_is_said_to_be_one(package, loka, monkeypatch, learned):
+    monkeypatch.setattr(Quality, "learned", learned)
+    monkeypatch.setattr(Quality, "verdict", QualityVerdict.PARITY)
+    ran = loka("compare", package.policy, *SHORT)
+    assert ran.status == 0
+    said = "note: the model as it is has an NE of 1 or more: it predicts no better than the share of positive labels"
+    assert (said in ran.err) is not learned
+
+
 @pytest.mark.parametrize(
     ("needed", "said"), [(9, "about 7 more pairs would decide: --seeds 9"), (None, "choose another budget, or a safer")]
 )

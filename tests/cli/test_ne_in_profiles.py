@@ -59,6 +59,14 @@ def test_a_model_that_cannot_be_evaluated_is_probed_with_a_note(shop, loka, poli
     assert all(site.ne == () and site.operands for site in profile.sites)
 
 
+def test_a_loss_without_one_number_has_no_place_in_loka(shop, loka, policy_text):
+    model = (shop.folder / "shopmodel.py").read_text(encoding="utf-8")
+    broken = "def loss(output, target):\n    if not torch.is_grad_enabled():\n        return output\n"
+    (shop.folder / "shopmodel.py").write_text(model.replace("def loss(output, target):\n", broken), encoding="utf-8")
+    ran, _ = probed(shop, loka, policy_text)
+    assert "note: the profile has no changes of NE: train.loss: it returned no Tensor of one number\n" in ran.err
+
+
 def test_a_budget_that_is_too_small_for_forced_sites_fails_the_plan(shop, loka, policy_text):
     probed(shop, loka, policy_text)
     shop.write_policy(policy_text + NAMED + "budget: {ne_percent: 0}\n")

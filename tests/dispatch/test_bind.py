@@ -70,7 +70,7 @@ def test_all_problems_in_one_error_and_nothing_changed():
     assert "'1': is a torch.nn.modules.activation.ReLU, planned was torch.nn.modules.linear.Linear" in text
     assert "'2': weight has shape (16, 32), planned was (32, 32)" in text
     assert "'2': bias has shape (16,), planned was (32,)" in text
-    assert "'22': the model has no such module (nearest: 2)" in text
+    assert "'22': the model has no such module (nearest: 2): run loka generate again" in text
     assert "'4': has a forward of its own" in text
     assert not any(isinstance(module, dispatch.Bound) for module in model.modules())
     assert not any("loka" in vars(module) for module in model.modules())
@@ -243,6 +243,17 @@ def test_hooks_of_a_bound_module_keep_firing():
     model[0].register_forward_pre_hook(lambda *_: fired.append("pre"))
     models.step(model)
     assert fired == ["pre", "forward", "backward"]
+
+
+def test_a_package_without_fp8_is_not_said_to_run_fp8_here():
+    with pytest.warns(dispatch.LokaWarning) as caught:
+        sample.apply(models.mlp(), (sample.linears("0", gemms=()),), target="h100")
+    assert [str(warning.message).partition(": ")[2] for warning in caught] == [
+        "the model is on cpu: its generated forwards run on the torch reference path, slow but exact (the plan is for "
+        "h100)",
+        "the package holds no FP8 site: 1 module gets a generated forward with its GEMMs in the model's own dtype; run "
+        "loka plan to see why",
+    ]
 
 
 def test_the_reference_path_is_said_once_and_only_where_it_runs():

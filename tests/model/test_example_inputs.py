@@ -84,5 +84,6 @@ def test_batches_that_cannot_be_used(write, wrong: str, said: str) -> None:
 
 def test_without_anything_all_three_places_are_named(write) -> None:
     name = write()
-    with pytest.raises(InputError, match=r"model\.inputs: no example inputs .*in train\.batches \[LK012\]$"):
+    places = r".*by --inputs or --batches of loka init.* in model\.inputs.*in train\.batches \[LK012\]$"
+    with pytest.raises(InputError, match=r"model\.inputs: no example inputs " + places):
         build_model(f"{name}:build", None, 5)

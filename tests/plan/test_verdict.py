@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from loka.devices.spec import Execution
-from loka.plan.plan import Plan, TunedStep
+from loka.mods.adaptation import RewriteResult
+from loka.plan.plan import ModPlan, Plan, TunedStep
 from loka.plan.view.verdict import step_sentences, step_table, verdict
 from loka.policy.policy import ExecutionSpec
 from tests.support.plan.report_plans import plan_of_sites, site_plan
@@ -49,6 +50,19 @@ def test_a_plan_without_fp8_has_no_third_column() -> None:
     gained = "2.00x over compiled BF16 is predicted for GEMMs with their norms"
     assert verdict(plan).endswith(f": {gained}; nothing in FP8, of 1 site")
     assert [len(row) for row in rows(plan)] == [3, 3]
+
+
+def test_sites_that_a_mod_joins_are_counted_as_the_model_has_them() -> None:
+    joined = RewriteResult("merge_siblings", "", ("q", "k", "v"), "q+k+v", "3 linears as one")
+    alone = RewriteResult("pad_alignment", "", ("b",), "b", "N 1 padded to 8")
+    mods = tuple(
+        ModPlan(each.mod, f"mod {i}: {each.mod}", "a.yaml:3", True, "", rewritten=(each,))
+        for i, each in enumerate((joined, alone))
+    )
+    plan = replace(plan_of_sites(site_plan("q+k+v"), site_plan("b", fp8=False)), mods=mods)
+    assert "; 1 of 2 sites (4 before merge_siblings) in FP8, " in verdict(plan)
+    kept = replace(plan_of_sites(site_plan("q+k+v", fp8=False)), mods=mods)
+    assert verdict(kept).endswith("nothing in FP8, of 1 site (3 before merge_siblings)")
 
 
 def test_what_the_host_takes_decides_with_the_gpu() -> None:

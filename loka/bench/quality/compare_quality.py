@@ -143,6 +143,11 @@ class Quality:
         return bounds(self.differences, ERROR_RATE)[1] if len(self.seeds) > 1 else None
 
     @property
+    def learned(self) -> bool:
+        """True if the unpatched model predicts better than the share of positive labels: its mean NE is below 1."""
+        return fmean(pair.as_is.ne for pair in self.pairs) < 1
+
+    @property
     def verdict(self) -> QualityVerdict:
         """The verdict of `judge`."""
         return judge(self.differences, self.budget_percent, self.planned, self.heads)

@@ -99,6 +99,12 @@ def command(
         if not original:
             print()
             show_speed(opened.plan, opened.job.device, judgement.pairs, labels)
+    for quality in judgement.heads if not original else ():
+        if not quality.learned:
+            note(
+                f"note: {labels.of} has an NE{_of(quality)} of 1 or more: it predicts no better than the share of "
+                "positive labels, and the verdict says nothing about one that has learned; train for longer (--steps)"
+            )
     if interrupted:
         note(f"the same command goes on from {file.path}")
         raise KeyboardInterrupt

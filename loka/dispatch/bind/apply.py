@@ -56,7 +56,7 @@ def apply(
     with adapting(model, package, adaptations, stacklevel=5):
         bound, unplanned = _bound(root, package, bindings, mode, strict)
     # The warning points to the caller of the generated package's apply.
-    warn_of_devices(package, target, (part.module for part in bound), stacklevel=3)
+    warn_of_devices(package, target, bound, stacklevel=3)
     warn_without_fp8(package, (part.counters for part in bound), stacklevel=3)
     if unplanned:
         warnings.warn(f"{package}: {unplanned}", LokaWarning, stacklevel=3)

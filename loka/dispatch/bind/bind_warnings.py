@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import nn
 
 from loka.devices.targets import spec_of
 from loka.dispatch.bind.bound import CallCounters
+from loka.dispatch.bound_state import BoundModule
 from loka.dispatch.dispatch_errors import LokaWarning, NoFp8Warning
 from loka.kernels.gemm.library import has_fp8
 
 
-def warn_of_devices(package: str, target: str, modules: Iterable[nn.Module], stacklevel: int) -> None:
-    """Warn if `modules` are on the meta device or, unless for "reference", a CPU, a GPU without FP8 or another GPU."""
-    devices = {parameter.device for module in modules for parameter in module.parameters()}
+def warn_of_devices(package: str, target: str, bound: Sequence[BoundModule], stacklevel: int) -> None:
+    """Warn if bound modules are on the meta device or, unless for "reference", a CPU, a GPU without FP8 or another."""
+    devices = {parameter.device for part in bound for parameter in part.module.parameters()}
     if spec_of(target).is_reference:
         devices = {device for device in devices if device.type == "meta"}
-    notes = [note for device in sorted(devices, key=str) if (note := _note(device, target))]
+    fp8 = _has_planned(part.counters for part in bound)
+    notes = [note for device in sorted(devices, key=str) if (note := _note(device, target, fp8))]
     if notes:
         warnings.warn(f"{package}: {'; '.join(notes)}", LokaWarning, stacklevel=stacklevel + 1)
 
 
-def _note(device: torch.device, target: str) -> str:
-    slow = f"its FP8 GEMMs run on the torch reference path, slow but exact (the plan is for {target})"
+def _note(device: torch.device, target: str, fp8: bool) -> str:
+    what = "FP8 GEMMs run" if fp8 else "generated forwards run"
+    slow = f"its {what} on the torch reference path, slow but exact (the plan is for {target})"
     if device.type == "meta":
         return "the model is on the meta device, without values: give it weights before it runs (to_empty, then load)"
     if device.type != "cuda":
@@ -50,7 +52,7 @@ def fp8_not_expected() -> Iterator[None]:
 def warn_without_fp8(package: str, bound: Iterable[CallCounters], stacklevel: int) -> None:
     """Warn (NoFp8Warning) if none of the bound modules, each given by its counters, has a GEMM planned in FP8."""
     modules = list(bound)
-    if any(counters.planned(index) for counters in modules for index in range(len(counters.sites))):
+    if _has_planned(modules):
         return
     rest = "nothing in this model changes"
     if modules:
@@ -61,3 +63,8 @@ def warn_without_fp8(package: str, bound: Iterable[CallCounters], stacklevel: in
         NoFp8Warning,
         stacklevel=stacklevel + 1,
     )
+
+
+def _has_planned(bound: Iterable[CallCounters]) -> bool:
+    """True if any of the bound modules has a GEMM planned in FP8."""
+    return any(counters.planned(index) for counters in bound for index in range(len(counters.sites)))

@@ -85,7 +85,7 @@ def match_modules(root: nn.Module, bindings: Sequence[Binding], mode: str) -> tu
                 continue
             if module is None:
                 names = names or [plain_name(known) for known, _ in root.named_modules() if known]
-                problems.append(f"{shown(name)}: the model has no such module{_nearest(name, names)}")
+                problems.append(f"{shown(name)}: the model has no such module{_nearest(name, names)}: {AGAIN}")
                 continue
             if id(module) in seen:
                 problems.append(f"{shown(name)}: is the same module as {shown(seen[id(module)])}")

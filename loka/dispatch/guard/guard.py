@@ -225,8 +225,8 @@ class Guard:
     def step(self, batch: Any) -> tuple[GuardEvent, ...]:
         """Report a training step and its batch, before it; checks if it is due. Returns what was found.
 
-        Raises InputError if the loss cannot be computed from the batch, or is no scalar, and BindError if the patch was
-        removed.
+        Raises InputError if the batch cannot be cut, or the loss is no scalar, BindError if the patch was removed, and
+        what `loss` raises, with a note of how it was called.
         """
         step, self._step = self._step, self._step + 1
         if step < self._next:
@@ -332,7 +332,13 @@ class Guard:
         return same, losses[0], losses[1]
 
     def _loss_of(self, batch: Any) -> Tensor:
-        loss = self._loss(self._model, batch)
+        try:
+            loss = self._loss(self._model, batch)
+        except Exception as error:
+            error.add_note(
+                "guard: `loss` was called as loss(model, batch), with what `step` was given: call the model in it"
+            )
+            raise
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             what += " without gradients" if isinstance(loss, Tensor) and not loss.requires_grad else ""

@@ -28,9 +28,10 @@ def verdict(plan: Plan) -> str:
     """One sentence: what is gained over compiled BF16, how much of it by FP8, and how much of the model is in FP8."""
     where = f"{plan.name} for {plan.target} at batch size {plan.batch_size}"
     count, total = sum(site.fp8 for site in plan.sites), total_time(plan)
-    fp8 = f"{count} of {len(plan.called)} sites in FP8, {format_share(plan.share_fp8)} of the training GEMM FLOPs"
+    own = _before_joining(plan)
+    fp8 = f"{count} of {len(plan.called)} sites{own} in FP8, {format_share(plan.share_fp8)} of the training GEMM FLOPs"
     if count == 0:
-        fp8 = f"nothing in FP8, of {len(plan.called)} site{'s' if len(plan.called) != 1 else ''}"
+        fp8 = f"nothing in FP8, of {len(plan.called)} site{'s' if len(plan.called) != 1 else ''}{own}"
     slowed = sum(site.slowed_by_fp8 for site in plan.sites)
     if slowed:
         them = f"FP8 slows {slowed} of them" if count > 1 else "FP8 slows it"
@@ -51,6 +52,17 @@ def verdict(plan: Plan) -> str:
         gain += f", of which fusing gains {format_speedup(speedup / by_fp8)} and {format_by_fp8(by_fp8)}"
     gain += _by_mods(plan, total, "them" if count else "it")
     return f"{where}: {gain}; {fp8}"
+
+
+def _before_joining(plan: Plan) -> str:
+    """How many sites the model itself has where mods join some: ` (14 before merge_siblings)`; "" where none do."""
+    joined = {
+        mod.use: sum(len(each.sites) - 1 for each in mod.rewritten)
+        for mod in plan.mods
+        if mod.use in names_of(ModKind.SITES)
+    }
+    names = [use for use, fewer in joined.items() if fewer]
+    return f" ({len(plan.called) + sum(joined.values())} before {' and '.join(names)})" if names else ""
 
 
 def _by_mods(plan: Plan, total: Total, beside: str) -> str:

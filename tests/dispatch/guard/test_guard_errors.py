@@ -85,6 +85,14 @@ def test_a_loss_that_is_none(wrong, message, model, patch):
     assert not any(module._forward_hooks for module in model)
 
 
+def test_what_a_loss_raises_says_how_it_was_called(model, patch):
+    guard = loka.Guard(model, patch, loss=lambda output, target: output["click"] - target, every=1)
+    with pytest.raises(TypeError, match="interpreted as an integer") as error:
+        guard.step(X)
+    (note,) = error.value.__notes__
+    assert note.startswith("guard: `loss` was called as loss(model, batch), with what `step` was given")
+
+
 def test_rows_of_a_batch_that_has_none_in_common(model, patch):
     guard = loka.Guard(model, patch, loss=lambda model, batch: loss(model, batch[0]), every=1, rows=4)
     with pytest.raises(
