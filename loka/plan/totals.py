@@ -89,15 +89,14 @@ def comparable(plan: Plan, other: Plan) -> bool:
 
 
 def _around_counts(plan: Plan, merged: Plan) -> bool:
-    """False if an activation behind a site is in no time of the plan that has merged the site with others.
+    """False if what is behind a site is in no time of the plan that has merged the site with others.
 
     So it is where siblings go on differently (the gate of a SwiGLU). Their gradients are then made as one matrix, too:
     on an H200 BF16 lost 6 % of a step, of which 9 % were said to be saved.
     """
     after = {site.site.name: surroundings_of(site.site).after for site in plan.sites}
     return all(
-        surroundings_of(site.site).after or not any(after.get(name) for name in site.site.members)
-        for site in merged.sites
+        after.get(name, "") == surroundings_of(site.site).after for site in merged.sites for name in site.site.members
     )
 
 

@@ -179,7 +179,7 @@ def test_inference_is_that_of_the_policy_way_to_the_bit(shop: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"loss": loss}, {"mode": "infer", "target": "h100"}], ids=["training", "with mods that merge"]
+    "given", [{"loss": loss}, {"loss": loss, "target": "h100"}], ids=["training", "with mods that merge"]
 )
 def test_the_model_and_the_folder_are_as_they_were(shop: Any, tmp_path: Path, given: dict[str, Any]) -> None:
     model = shop.build()
@@ -189,6 +189,7 @@ def test_the_model_and_the_folder_are_as_they_were(shop: Any, tmp_path: Path, gi
     random, batch = torch.get_rng_state(), shop.example_inputs(256)
     patch = loka.fp8(model, batch, **given)
     assert patch.sites
+    assert ("merge_siblings gains" in patch.report) == ("target" in given)
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     grads = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}

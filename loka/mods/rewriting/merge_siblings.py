@@ -16,11 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import ClassVar
 
 from loka.errors import LokaError
 from loka.graph.expression import PRODUCT, Arg, Call, local, method
-from loka.graph.ir import ForwardIR, SiteCall, Statement
+from loka.graph.ir import GEMMS, ForwardIR, SiteCall, Statement
+from loka.graph.sites.flow import ELEMENTWISE
+from loka.graph.sites.op_names import BOUNDARIES
 from loka.graph.sites.site import GemmKind, Site
 from loka.mods.adaptation import Unchanged
 from loka.mods.protocols import SiteMod, UnplannedModel
@@ -130,7 +133,7 @@ class MergeSiblingsMod:
         groups = [
             names
             for group in model.siblings
-            for names in _alike(model, [name for name in group if name in wanted], outcome)
+            for names in _alike(model, [name for name in group if name in wanted], outcome, rule.asked)
         ]
         model.capture([model.around(names) for names in groups])
         for names in groups:
@@ -146,12 +149,17 @@ class MergeSiblingsMod:
         return f"{sum(map(len, model.siblings))} sites read {tensors}"
 
 
-def _alike(model: ModelInChange, group: Sequence[str], outcome: SiteOutcome) -> Iterator[list[str]]:
-    """The sites of a group that can be one GEMM: of one K, M and dtype, and with the same settings."""
+def _alike(model: ModelInChange, group: Sequence[str], outcome: SiteOutcome, asked: bool) -> Iterator[list[str]]:
+    """The sites of a group that can be one GEMM: of one K, M and dtype, and with the same settings.
+
+    Unasked, those alone that go on alike: for others, as a gate and what it multiplies, no predicted time says whether
+    one GEMM gains.
+    """
     shapes: dict[tuple[object, ...], list[str]] = {}
     for name in group:
         site = model.sites[name]
-        shapes.setdefault((site.k, site.rows, *model.kind_of_weight(site)), []).append(name)
+        behind = () if asked else _behind(site)
+        shapes.setdefault((site.k, site.rows, behind, *model.kind_of_weight(site)), []).append(name)
     for names in shapes.values():
         by_policy: list[list[str]] = []
         for name in names:
@@ -168,14 +176,21 @@ def _alike(model: ModelInChange, group: Sequence[str], outcome: SiteOutcome) -> 
                 outcome.leave(each, f"the policy treats it otherwise than {other!r}, which reads the same tensor")
 
 
+def _behind(site: Site) -> tuple[str, ...]:
+    """The operations between a site and the next product, without sums and products by elements."""
+    return tuple(op for op in takewhile(lambda op: op not in GEMMS, site.followed_by) if op not in ELEMENTWISE)
+
+
 def _same(one: SiteSettings, other: SiteSettings) -> bool:
     return (one.gemms, one.budget, one.fuse) == (other.gemms, other.budget, other.fuse)
 
 
 def merged_site(name: str, owner: str, members: Sequence[Site]) -> Site:
-    """The site of merged siblings: N and the shares of FLOPs add up."""
+    """The site of merged siblings: N and the shares of FLOPs add up; what follows all of them alike follows it."""
     first = members[0]
-    same_after = all(site.followed_by == first.followed_by for site in members)
+    alike = takewhile(lambda ops: len(set(ops)) == 1, zip(*(site.followed_by for site in members), strict=False))
+    followed_by = tuple(ops[0] for ops in alike)
+    before, after = first.boundaries or ((), ())
     return joined_site(
         name,
         owner,
@@ -183,7 +198,8 @@ def merged_site(name: str, owner: str, members: Sequence[Site]) -> Site:
         kind=GemmKind.FUNCTIONAL_LINEAR,
         n=sum(site.n for site in members),
         calls_eval=max(site.calls_eval for site in members),
-        followed_by=first.followed_by if same_after else (),
+        followed_by=followed_by,
+        boundaries=(before, after[: sum(op in BOUNDARIES for op in followed_by)]) if first.boundaries else (),
     )
 
 
