@@ -198,7 +198,7 @@ def test_the_model_and_the_folder_are_as_they_were(shop: Any, tmp_path: Path, gi
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(batch[key], each) for key, each in shop.example_inputs(256).items())
     assert not list(Path().iterdir())
-    (folder,) = (tmp_path / "temporary").iterdir()
+    (folder,) = (tmp_path / "temporary").glob("loka*")  # a compiler may have one there, too
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert not [name for name in sys.modules if name.startswith("loka_live_model")]
     patch.remove()
