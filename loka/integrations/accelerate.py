@@ -21,7 +21,9 @@ class AccelerateHook(BoundTraining):
         prepared, optimizer = accelerator.prepare(model, optimizer)
         for batch in data:
             hook.step(batch)
-            ...  # as without it
+            accelerator.backward(loss(prepared, batch))
+            optimizer.step()
+            optimizer.zero_grad()
 
     With a guard it sends its figures to the accelerator's trackers, and its state goes into `save_state` and comes from
     `load_state`. `guard` and the attributes are those of `BoundTraining`.

@@ -49,10 +49,15 @@ def test_no_batches_no_changes_of_ne(shop, loka, policy_text):
     assert "change of NE" not in loka("plan", shop.policy).out
 
 
+def break_evaluation(shop, statement):
+    """The loss does this where no gradients are needed, as a Probe measures changes of NE."""
+    path, head = shop.folder / "shopmodel.py", "def loss(output, target):\n"
+    broken = f"{head}    if not torch.is_grad_enabled():\n        {statement}\n"
+    path.write_text(path.read_text(encoding="utf-8").replace(head, broken), encoding="utf-8")
+
+
 def test_a_model_that_cannot_be_evaluated_is_probed_with_a_note(shop, loka, policy_text):
-    model = (shop.folder / "shopmodel.py").read_text(encoding="utf-8")
-    broken = "def loss(output, target):\n    if not torch.is_grad_enabled():\n        raise ValueError('broken')\n"
-    (shop.folder / "shopmodel.py").write_text(model.replace("def loss(output, target):\n", broken), encoding="utf-8")
+    break_evaluation(shop, "raise ValueError('broken')")
     ran, profile = probed(shop, loka, policy_text)
     assert "the profile has no changes of NE: " in ran.err
     assert "broken" in ran.err
@@ -60,9 +65,7 @@ def test_a_model_that_cannot_be_evaluated_is_probed_with_a_note(shop, loka, poli
 
 
 def test_a_loss_without_one_number_has_no_place_in_loka(shop, loka, policy_text):
-    model = (shop.folder / "shopmodel.py").read_text(encoding="utf-8")
-    broken = "def loss(output, target):\n    if not torch.is_grad_enabled():\n        return output\n"
-    (shop.folder / "shopmodel.py").write_text(model.replace("def loss(output, target):\n", broken), encoding="utf-8")
+    break_evaluation(shop, "return output")
     ran, _ = probed(shop, loka, policy_text)
     assert "note: the profile has no changes of NE: train.loss: it returned no Tensor of one number\n" in ran.err
 

@@ -155,10 +155,14 @@ def test_exchanges_are_planned_and_told(planned):
     plan = planned("{embeddings: {forward: fp8, backward: bf16, row: 64}}")
     assert from_json(to_json(plan)) == plan
     assert plan.gathers == ()
-    first, second = communication_lines(plan)
+    first, second, third = communication_lines(plan)
     assert "forward fp8, backward bf16, a scale for 64 numbers: 1.12 bytes of a number and 2 of its gradient" in first
     assert "39.1 % of float32" in first
     assert "it takes FP16 for the forward and BF16 for the backward" in second
+    assert "Exchanges in fp8 were never run by us" in third
+    assert not any(
+        "never run" in line for line in communication_lines(planned("{embeddings: {forward: fp16, backward: bf16}}"))
+    )
 
 
 def test_what_loka_plan_explain_and_diff_print(policy):
