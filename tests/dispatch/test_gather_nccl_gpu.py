@@ -18,8 +18,13 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 
-PACKAGES = (("gatherable", "tower", ""), ("mixed", "tower", models.MIXED), ("tied", "tied", ""))
-NAMES = ("gathers", "kinds", "loops", "compiled", "hybrid", "tied", "different", "probed")
+PACKAGES = (
+    ("gatherable", "tower", ""),
+    ("mixed", "tower", models.MIXED),
+    ("tied", "tied", ""),
+    ("recipes", "tower_of_recipes", models.RECIPES),
+)
+NAMES = ("gathers", "kinds", "loops", "compiled", "hybrid", "tied", "different", "probed", "resumed", "loaded")
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +75,18 @@ def test_a_probe_sees_the_same_of_gathered_weights(run):
         assert names
         assert set(same.values()) == {True}, same
         assert set(calls.values()) == {(2, 2)}
+
+
+def test_a_resumed_job_is_the_one_that_was_not_interrupted(run):
+    for found in run("resumed"):
+        for kind, (apart, losses, guards, trained, _) in found.items():
+            assert (apart, losses, guards) == ([], True, True), kind
+            assert trained > 60
+
+
+def test_checkpoints_of_two_ranks_load_on_two_and_on_one(run):
+    for found in run("loaded"):
+        assert len(found) == 5
+        for (_, source, kind), (apart, same) in found.items():
+            assert apart == [], (source, kind)
+            assert same is ((source == "unbound") is (kind == "unbound")), (source, kind)

@@ -1,10 +1,11 @@
-"""Checkpoints of sharded models, for `gather_workers`: saved by four ranks, loaded by four, two and one."""
+"""Checkpoints of sharded models, for `gather_workers`: saved by all ranks, loaded by all, two and one."""
 
 from __future__ import annotations
 
 import importlib
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -29,7 +30,7 @@ class Job:
             fully_shard(unit, mesh=mesh)
         self.report = str(self.patch.gather_fp8()) if fp8 else ""
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
-        guarded = kind == "bound" and mesh is not None and mesh.size() == 4  # the ranks that a guard compares
+        guarded = kind == "bound" and mesh is not None and mesh.size() == dist.get_world_size()  # whom it compares
         self.guard = loka.Guard(self.model, self.patch, loss=loss, every=2) if guarded else None
         self.losses = []
         if loaded is not None:
@@ -75,11 +76,12 @@ class Job:
 
 def batch(rank, step):
     """A rank's rows of a step."""
-    return torch.randn(16, models.WIDTH, generator=torch.Generator().manual_seed(100 * rank + step))
+    generator = torch.Generator("cpu").manual_seed(100 * rank + step)
+    return torch.randn(16, models.WIDTH, generator=generator, device="cpu").to(torch.get_default_device())
 
 
 def loss(model, x):
-    return model(x).square().mean()
+    return model(x).float().square().mean()
 
 
 def differences(one, other):
@@ -89,8 +91,8 @@ def differences(one, other):
 
 
 def resumed(rank, pairs, folder):
-    """Two steps on four ranks, a checkpoint, two more; and another job, which goes on from the checkpoint."""
-    everyone, found = init_device_mesh("cpu", (4,)), {}
+    """Two steps on all ranks, a checkpoint, two more; and another job, which goes on from the checkpoint."""
+    everyone, found = init_device_mesh(pairs.device_type, (dist.get_world_size(),)), {}
     for kind in KINDS:
         job = Job(kind, everyone)
         job.train(rank, 2)
