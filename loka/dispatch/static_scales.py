@@ -59,9 +59,11 @@ def set_static_scales(
     with torch.inference_mode(False), torch.no_grad():
         for known in scales:
             scale, record = known.buffers
-            module.register_buffer(scale, torch.full((1, 1), known.scale, device=device), persistent=False)
-            counts = torch.zeros(2, dtype=torch.int64) if record not in kept else kept[record]
-            module.register_buffer(record, counts.to(device), persistent=False)
+            module.register_buffer(
+                scale, torch.full((1, 1), known.scale, dtype=torch.float32, device=device), persistent=False
+            )
+            counts = kept[record].to(device) if record in kept else torch.zeros(2, dtype=torch.int64, device=device)
+            module.register_buffer(record, counts, persistent=False)
 
 
 def drop_static_scales(module: nn.Module, scales: Sequence[StaticScale]) -> dict[str, torch.Tensor]:

@@ -64,6 +64,15 @@ def test_scales_and_records_are_buffers_that_leave_no_trace(model):
     assert not [name for module in model.modules() for name in vars(module) if name.startswith(("loka", "_ddp"))]
 
 
+def test_a_scale_is_float32_whatever_torch_s_default(model):
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        sample.apply(model, bindings("0"))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert model[0].loka_input_scale_0.dtype == torch.float32
+
+
 def test_ddp_leaves_the_records_of_each_rank_alone(model, tmp_path):
     model.register_buffer("own", torch.zeros(1))
     model._ddp_params_and_buffers_to_ignore = ["own"]
