@@ -86,7 +86,7 @@ def _basis(width: int, device: torch.device | str) -> Tensor | None:
 
 
 def _identity(width: int, basis: Tensor | None, device: torch.device | str) -> _Side:
-    product = torch.eye(width, device=device) if basis is None else basis.clone()
+    product = torch.eye(width, dtype=torch.float32, device=device) if basis is None else basis.clone()
     return _Side(product, torch.ones(width, dtype=torch.float32, device=device))
 
 
