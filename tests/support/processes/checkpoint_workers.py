@@ -21,7 +21,7 @@ KINDS = {"unbound": (False, False), "bound": (True, False), "gathered in FP8": (
 class Job:
     """A tower whose blocks have a recipe each, its Adam and its guard; on the ranks of a mesh, or on this one alone."""
 
-    def __init__(self, kind, mesh, loaded=None):
+    def __init__(self, kind, mesh, loaded=None, guarded=False):
         bound, fp8 = KINDS[kind]
         self.mesh = mesh
         self.model = models.tower_of_recipes()
@@ -30,7 +30,6 @@ class Job:
             fully_shard(unit, mesh=mesh)
         self.report = str(self.patch.gather_fp8()) if fp8 else ""
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
-        guarded = kind == "bound" and mesh is not None and mesh.size() == dist.get_world_size()  # whom it compares
         self.guard = loka.Guard(self.model, self.patch, loss=loss, every=2) if guarded else None
         self.losses = []
         if loaded is not None:
@@ -94,13 +93,13 @@ def resumed(rank, pairs, folder):
     """Two steps on all ranks, a checkpoint, two more; and another job, which goes on from the checkpoint."""
     everyone, found = init_device_mesh(pairs.device_type, (dist.get_world_size(),)), {}
     for kind in KINDS:
-        job = Job(kind, everyone)
+        job = Job(kind, everyone, guarded=kind == "bound")
         job.train(rank, 2)
         dcp.save(job.state(), checkpoint_id=folder / f"checkpoint {kind}")
         saved = {"whole": job.whole(), "result": job.result()}
         torch.save(saved, folder / f"{kind} {rank}.pt")
         job.train(rank, 2)
-        again = Job(kind, everyone, folder / f"checkpoint {kind}")
+        again = Job(kind, everyone, folder / f"checkpoint {kind}", guarded=kind == "bound")
         again.losses = job.losses[:2]
         again.train(rank, 2)
         apart = differences(job.whole(), again.whole())
