@@ -273,7 +273,7 @@ class _Outcome:
 
 
 def _run(module: nn.Module, call: ExampleCall, autocast: bool, backward: Backward, gradients: bool = True) -> _Outcome:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # not torch.manual_seed, which also seeds GPUs, or queues it with a stack
     random.seed(0)
     leaves: list[torch.Tensor] = []
     args, kwargs = copy_tree(call.args), copy_tree(call.kwargs)

@@ -7,9 +7,9 @@ import re
 
 import pytest
 import torch
-from torch import multiprocessing
 
 import loka
+from tests.support.processes.ranks import start_ranks
 
 pytest.importorskip("torchrec", reason="torchrec is an extra; `make test` installs it on Linux x86_64")
 
@@ -34,11 +34,8 @@ def trained(tmp_path_factory):
     (folder / "exchanged.yaml").write_text(EXCHANGED)
     for name in ("dlrm_dcn", "exchanged"):
         loka.generate(folder / f"{name}.yaml", folder / name)
-    found = {}
-    for bind in ("never", "before", "after", "exchanged"):
-        multiprocessing.spawn(workers.start, (str(folder), bind), nprocs=workers.WORLD)
-        found[bind] = [torch.load(folder / f"{bind}.{rank}.pt") for rank in range(workers.WORLD)]
-    return found
+    saved = start_ranks(workers.start, workers.WORLD, folder)
+    return {bind: [each[bind] for each in saved] for bind in workers.BINDS}
 
 
 def test_the_bound_dense_part_learns_as_the_plain_one(trained):

@@ -39,7 +39,7 @@ def read_once() -> Iterator[None]:
     trace, is_same = Tracer.__call__, Tracer.is_same
 
     def modes(module: nn.Module, inlined: Any, call: Any, dtype: Any, floats: Any = None, shapes: Any = None) -> Any:
-        alike = None if any(map(has_hooks, module.modules())) else _likeness(module)
+        alike = None if any(map(has_hooks, module.modules())) else model_likeness(module)
         own = {name: tuple(parameter.shape) for name, parameter in module.named_parameters(remove_duplicate=False)}
         if alike is None or not (shapes or {}).items() <= own.items():  # its Parameters may be in pieces
             return both_modes(module, inlined, call, dtype, floats, shapes)
@@ -82,7 +82,8 @@ def _forwards(module: nn.Module) -> tuple[object, ...]:
     return tuple({own_class(type(each)): own_class(type(each)).forward for each in module.modules()}.values())
 
 
-def _likeness(module: nn.Module) -> object | None:
+def model_likeness(module: nn.Module) -> object | None:
+    """Key that is equal for models with the same classes, forwards and sizes; None where that cannot be decided."""
     alike = likeness(module)
     return None if alike is None else (alike, _forwards(module))
 
@@ -106,5 +107,5 @@ def _likeness_with_inputs(built: BuiltModel) -> object | None:
         else repr(leaf)
         for leaf in leaves
     ]
-    alike = _likeness(built.module)
+    alike = model_likeness(built.module)
     return None if alike is None else (alike, str(structure), tuple(forms), built.batch_size)

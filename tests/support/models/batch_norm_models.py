@@ -58,6 +58,7 @@ def seeded(body: nn.Module) -> nn.Module:
             if isinstance(module, nn.BatchNorm1d):
                 module.running_mean.normal_()
                 module.running_var.uniform_(0.5, 2.0)
+                module.num_batches_tracked.fill_(3)
                 for vector in module.parameters(recurse=False):
                     vector.uniform_(0.5, 1.5)
     return body

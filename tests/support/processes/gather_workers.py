@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import wraps
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,16 @@ def start_on_gpus(rank, folder, names):
         return init_device_mesh("cuda", (1, 2), mesh_dim_names=("replicate", "shard")), Path(folder)
 
     run_rank(globals(), names, rank, 2, folder, arguments, 120, "nccl")
+
+
+def in_one_pair(function):
+    """A function of the first two ranks alone: the others would do the same on their half of the mesh."""
+
+    @wraps(function)
+    def run(rank, pairs, folder):
+        return function(rank, pairs, folder) if rank < 2 else None
+
+    return run
 
 
 class Gathered(TorchDispatchMode):
@@ -140,6 +151,7 @@ def unsharded(rank, mesh, name="gatherable"):
     return loss.item(), y.detach(), grads
 
 
+@in_one_pair
 def gathers(rank, pairs, folder):
     """Bytes of the all-gathers of one forward, and results against those of the model that is not sharded."""
     mesh, nbytes, results = pairs["shard"], {}, {}
@@ -158,6 +170,7 @@ def gathers(rank, pairs, folder):
     return nbytes, str(report), (report.weight_bytes, report.weight_bytes_before), same, apart
 
 
+@in_one_pair
 def launched(rank, pairs, folder):
     """Launches that quantize weights in a forward and in its backward, of two steps; of two forwards in a row."""
     model, _, _ = sharded(pairs["shard"], True)
@@ -174,6 +187,7 @@ def launched(rank, pairs, folder):
     return counts, twice.launches
 
 
+@in_one_pair
 def kinds(rank, pairs, folder):
     """Ways of sharding: what differs from gathering the weights as they are."""
     mesh, found = pairs["shard"], {}
@@ -199,6 +213,7 @@ def kinds(rank, pairs, folder):
     return found
 
 
+@in_one_pair
 def loops(rank, pairs, folder):
     """Accumulation, checkpoints, evaluation in between, an empty batch."""
     mesh, found = pairs["shard"], {}
@@ -230,6 +245,7 @@ def loops(rank, pairs, folder):
     return found
 
 
+@in_one_pair
 def compiled(rank, pairs, folder):
     """The model compiled as a whole, and unit by unit."""
     mesh, found = pairs["shard"], {}
@@ -265,6 +281,7 @@ def hybrid(rank, pairs, folder):
     return differences(*results), pairs.size()
 
 
+@in_one_pair
 def units(rank, pairs, folder):
     """Norms and linears that are units inside of others, as the policy says; units that it does not know."""
     mesh, results, report = pairs["shard"], [], None
@@ -304,12 +321,14 @@ def both_ways(name, build, rank, pairs):
     return differences(*results), report
 
 
+@in_one_pair
 def tied(rank, pairs, folder):
     """A weight of two linears in one generated forward, and one of a linear in it and of another module."""
     found, report = both_ways("tied", models.tied, rank, pairs)
     return found, str(report)
 
 
+@in_one_pair
 def odd(rank, pairs, folder):
     """A weight whose columns are padded, and one whose Parameter is read twice, once by its columns."""
     found, report = both_ways("odd", models.odd, rank, pairs)
@@ -376,6 +395,7 @@ def refused(rank, pairs, folder):
     return messages
 
 
+@in_one_pair
 def moved(rank, pairs, folder):
     """Moving where nothing moves; a cast after gather_fp8, and weights that were assigned."""
     model, patch, _ = sharded(pairs["shard"], True)
@@ -425,6 +445,7 @@ def different(rank, pairs, folder):
     return messages, (package("gatherable").STAMP[:8], package("mixed").STAMP[:8])
 
 
+@in_one_pair
 def probed(rank, pairs, folder):
     """A Probe of the bound and sharded model: what it sees, if weights are gathered in FP8 and if not."""
     found = []

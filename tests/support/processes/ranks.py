@@ -52,7 +52,7 @@ def start_ranks(start: Callable[..., None], world: int, folder: Path, *arguments
 
 
 def results_of(saved: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
-    """The results of one function, by rank; fails with the traceback of a rank where it failed."""
+    """The results of one function, of each rank that has one; fails with the traceback of a rank where it failed."""
     for results in saved:
         assert not isinstance(results[name], str) or "Traceback" not in results[name], results[name]
-    return [results[name] for results in saved]
+    return [results[name] for results in saved if results[name] is not None]

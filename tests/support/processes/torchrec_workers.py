@@ -23,14 +23,24 @@ from tests.support.models import torchrec_dlrm as models
 WORLD = 2
 
 
-def start(rank, folder, bind):
-    """Train five steps, bound never, before or after sharding; saves the losses and the names of bound sites.
+BINDS = ("never", "before", "after", "exchanged")
+
+
+def start(rank, folder):
+    """Train the model bound in each of the ways; saves what `trained` gives, by way."""
+    sys.path.insert(0, folder)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
+    torch.save({bind: trained(rank, bind) for bind in BINDS}, Path(folder) / f"{rank}.pt")
+    dist.barrier()
+    os._exit(0)  # threads of TorchRec can abort a process that ends otherwise
+
+
+def trained(rank, bind):
+    """Losses of five steps, the names of bound sites, and weights; bound never, before or after sharding.
 
     "exchanged": bound before, with the exchanges of the policy of that name.
     """
-    sys.path.insert(0, folder)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store_{bind}", rank=rank, world_size=WORLD)
     model, patch = models.dlrm_dcn(), None
     codecs, package = None, importlib.import_module("exchanged" if bind == "exchanged" else "dlrm_dcn")
     if bind == "exchanged":
@@ -57,9 +67,7 @@ def start(rank, folder, bind):
     if patch is not None:
         patch.verify()
     weights = [each.detach().clone() for each in models.DensePart(parallel.module).parameters()]
-    torch.save((losses, patch and patch.sites, weights), Path(folder) / f"{bind}.{rank}.pt")
-    dist.barrier()
-    os._exit(0)  # threads of TorchRec can abort a process that ends otherwise
+    return losses, patch and patch.sites, weights
 
 
 def sharded(model, codecs=None):
