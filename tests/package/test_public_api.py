@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 import loka
@@ -99,6 +100,15 @@ def test_a_policy_is_loaded_planned_and_generated(policy: Path) -> None:
     assert (loka.generate(policy).written, loka.generate(policy, check=True).written) == ((), ())
     assert loka.generate(policy, "elsewhere").folder == Path("elsewhere")
     assert (policy.parent / "elsewhere" / "plan.json").exists()
+
+
+def test_planning_seeds_no_gpu(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would restore its random state."""
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    policy.write_text(POLICY.replace("compute: fp8", "compute: fp8, fuse: always"), encoding="utf-8")
+    assert any(site.region for site in loka.make_plan(policy).sites)
+    assert seeded == []
 
 
 def test_an_edited_file_is_told_and_overwritten_by_force_alone(policy: Path) -> None:
