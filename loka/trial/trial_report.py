@@ -20,7 +20,7 @@ def report_of(found: Planned, policy: str, bound: bool, mode: str, with_loss: bo
     rows = [row.cells for row in group_sites(plan, alike=True)]
     native = [cells for cells in rows if all(cells[gemm] in (NATIVE, NOTHING) for gemm in RECIPES)]
     if native:
-        lines.append("Not in FP8, and why:")
+        lines.append(f"Not in FP8, and why ({plan.name}.yaml is the policy below):")
         lines += [f"  {cells['site']}: {cells['reason']}" for cells in native[:REASONS]]
         lines += [f"  and {len(native) - REASONS} more rows of sites"] if len(native) > REASONS else []
     elif not rows:

@@ -229,7 +229,7 @@ def test_the_report_says_what_and_how_to_keep_it(caplog: pytest.LogCaptureFixtur
     assert patch.report.startswith("model for reference at batch size 256: 2 of 3 sites in FP8")
     assert "The model is on no GPU that LoKA knows" in patch.report
     assert 'target="h100" predicts' in patch.report
-    assert "Not in FP8, and why:\n  4: keep by model.yaml:" in patch.report
+    assert "Not in FP8, and why (model.yaml is the policy below):\n  4: keep by model.yaml:" in patch.report
     assert "This is no evidence for training: give loss=" in patch.report
     assert "loka generate policies/model.yaml" in patch.report
     assert patch.report.endswith(patch.policy.rstrip())
@@ -252,7 +252,7 @@ def test_nothing_to_gain_binds_nothing() -> None:
     assert patch.sites == ()
     assert type(model[0]) is nn.Linear
     assert "nothing in FP8, of 2 sites" in patch.report
-    assert "Not in FP8, and why:\n  0" in patch.report
+    assert "Not in FP8, and why (model.yaml is the policy below):\n  0" in patch.report
     assert "BF16 is faster here" in patch.report
     assert "Nothing is to be gained, so nothing is bound." in patch.report
     assert "loka generate" not in patch.report
