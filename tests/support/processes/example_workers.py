@@ -15,7 +15,8 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch import multiprocessing
+
+from tests.support.processes.ranks import processes
 
 WORLD = 2
 Scripts = Mapping[str, tuple[str, ...]]  # of several processes: the file, its checkpoint or "", its options
@@ -80,11 +81,10 @@ def start_all(folder: Path, scripts: Scripts, steps: int) -> None:
         for free in sockets:
             free.bind(("localhost", 0))
         ports = tuple(free.getsockname()[1] for free in sockets)
-    processes = multiprocessing.spawn(start, (str(folder), ports, scripts, steps), nprocs=WORLD, join=False)
-    assert processes is not None
+    started = processes(start, WORLD, str(folder), ports, scripts, steps, join=False)
     try:
         for _ in range(WORLD):  # each call returns when one has ended
-            processes.join(timeout=90)
+            started.join(timeout=90)
     finally:
-        for process in processes.processes:
+        for process in started.processes:
             process.kill()

@@ -45,9 +45,19 @@ def run_rank(
     dist.destroy_process_group()
 
 
+def processes(start: Callable[..., None], world: int, *arguments: Any, join: bool = True) -> Any:
+    """Call `start(rank, *arguments)` in each process, forked from one that has imported torch, which takes longest.
+
+    Those of one test process share it, with the environment that the first has found. On GPUs each is a new process.
+    """
+    method = "spawn" if torch.cuda.is_available() else "forkserver"
+    multiprocessing.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.fsdp"])
+    return multiprocessing.start_processes(start, arguments, world, join, start_method=method)
+
+
 def start_ranks(start: Callable[..., None], world: int, folder: Path, *arguments: Any) -> list[dict[str, Any]]:
     """Call `start(rank, folder, *arguments)`, which calls `run_rank`, in each process; the results by rank."""
-    multiprocessing.spawn(start, (str(folder), *arguments), nprocs=world)
+    processes(start, world, str(folder), *arguments)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
 
