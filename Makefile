@@ -30,11 +30,13 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	$(MAKE) -j 2 lint test-cpu
 
+TIMING := $(shell grep -rl "mark\.timing" tests --include="test_*.py")
+
 # One thread for each of pytest's workers: with more they wait for one another, and the tests take more than twice the time.
 # Tests that hold a time to a bound run after the others, with nothing beside them.
 test-cpu: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not timing"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "timing and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "timing and not gpu" $(TIMING)
 	$(BIN)/loka generate --check policies/ranker.yaml
 
 # Those that take less than a quarter of a second, of every room: for between two changes.
