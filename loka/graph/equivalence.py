@@ -2,8 +2,8 @@
 
 Both run side by side on copies that start equal, through training and evaluation, every example, with and without
 autocast to bfloat16. Compared, bit for bit: outputs, gradients of inputs and Parameters, inputs that were modified in
-place, buffers, Parameters, the random state, and Python attributes. With each site's call written as a linear between
-its views, the result must be the same up to rounding, and contiguous where it was.
+place, buffers, Parameters, the random state, and Python attributes. The canonical form must compute the same up to
+rounding, and its results are contiguous where the module's own are.
 
 Gradients of Parameters are as large as the model, and take most of the time: they are compared for the first batch size
 alone, bit for bit in training and up to rounding in evaluation; those of inputs always. Under autocast a CPU takes up
@@ -18,7 +18,7 @@ import contextlib
 import copy
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +34,7 @@ from loka.graph.capture.undisturbed import unchanged
 from loka.graph.differences import compare_leaves, compare_state, largest_magnitude, scattered
 from loka.graph.expression import text_of
 from loka.graph.guards import any_fails
-from loka.graph.ir import CannotTraceError, ForwardIR, Statement
+from loka.graph.ir import CannotTraceError, ForwardIR
 from loka.graph.trace.examples import ExampleCall, Examples, copy_tree, quiet
 from loka.model.callables import message_of
 
@@ -97,24 +97,6 @@ def rounding_difference(
 
 
 @quiet()
-def linears_difference(
-    module: nn.Module, forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module], quick: bool = False
-) -> str | None:
-    """The first difference beyond rounding in evaluation with each site's call written as a linear between its views.
-
-    The forward must have passed the equivalence check. Outputs must be contiguous where the module's own are.
-    """
-    linears = replace(forward, statements=tuple(map(_as_linear, forward.statements)))
-    found = _up_to_rounding(module, linears, examples, copied, quick, contiguous=True, training=False)
-    return None if found is None else f"with its GEMMs written as linears, it {found}"
-
-
-def _as_linear(step: Statement) -> Statement:
-    call = step.call
-    return step if call is None else replace(step, value=call.linear(call.x, call.weight, call.bias))
-
-
-@quiet()
 def float64_difference(forward: ForwardIR, examples: Examples, copied: Callable[[], nn.Module]) -> str | None:
     """The first difference between outputs in float64: what rounding of float32 hides, as another eps of a norm.
 
@@ -152,7 +134,7 @@ def keeps_dtypes(forward: ForwardIR, examples: Examples, copied: Callable[[], nn
     """True if a forward's outputs have the dtypes of the module's own under autocast, too."""
     ours, theirs = copied(), with_forward(copied(), forward)
     for call in examples.calls:
-        with NormsInFloat32():
+        with unchanged(ours), NormsInFloat32():
             a, b = (_run(m, call, autocast=True, backward=Backward.NONE) for m in (ours, theirs))
         kinds = [[x.dtype if isinstance(x, torch.Tensor) else None for x in each.outputs] for each in (a, b)]
         if a.error is None and b.error is None and kinds[0] != kinds[1]:

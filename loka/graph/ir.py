@@ -245,8 +245,6 @@ class ForwardIR:
     # Conditions on the arguments, such as "mask is None", under which the statements are the forward. A call that meets
     # one of them otherwise runs the module's own forward.
     guards: tuple[str, ...] = ()
-    # The statements as they were traced, where `statements` are another form of them, for patterns; never in a plan.
-    traced: tuple[Statement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from loka.graph.canonical.forwards import canonical_forward
 from loka.graph.canonical.recording import out_of_place, recorded
-from loka.graph.canonical.site_calls import with_site_calls
-from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import with_forward
 from loka.graph.expression import Ref, RefKind, local
 from loka.graph.ir import ForwardIR, Statement
@@ -35,18 +33,23 @@ def statements(*lines: str) -> tuple[Statement, ...]:
     return tuple(made)
 
 
+def forward_of(lines: Sequence[str], inputs: Sizes, read: Sequence[str] = ()) -> ForwardIR:
+    """A forward with these statements, as it was traced; it returns the last target, and those in `read`."""
+    steps = statements(*lines)
+    returned = tuple(map(local, (steps[-1].target, *read)))
+    return ForwardIR("", "", tuple(inputs), steps, returned if read else returned[0], (), "")
+
+
 def canonical(lines: Sequence[str], inputs: Sizes, parameters: Sizes, read: Sequence[str] = ()) -> ForwardIR:
     """The canonical form of a forward with these statements.
 
     `inputs` are the sizes of its arguments without the batch, the first dimension. It returns the last target, and
     those in `read`.
     """
-    steps = statements(*lines)
     owner = nn.Module()
     for number, (name, size) in enumerate(parameters.items()):
         owner.register_parameter(name, nn.Parameter(torch.randn(size) + number))
-    returned = tuple(map(local, (steps[-1].target, *read)))
-    forward = ForwardIR("", "", tuple(inputs), steps, returned if read else returned[0], (), "")
+    forward = forward_of(lines, inputs, read)
     calls = tuple(ExampleCall(b, tuple(torch.randn(b, *size) for size in inputs.values()), {}) for b in (3, 5))
 
     def copied() -> nn.Module:
@@ -58,11 +61,8 @@ def canonical(lines: Sequence[str], inputs: Sizes, parameters: Sizes, read: Sequ
     shapes = {name: (None, *size) for name, size in inputs.items()}
     names = {name: f"self.{name}" for name in parameters}
     sites: dict[str, tuple[str, Index]] = {"w": ("w", ())} if any(line.startswith("GEMM") for line in lines) else {}
-    if runs:
-        forward = with_site_calls(forward, runs, names, sites).forward
-    if not out_of_place(forward, runs):
-        return forward
-    return canonical_forward(forward, shapes, runs, names, sites)[0]
+    assert out_of_place(forward, runs) is None
+    return canonical_forward(forward, shapes, runs, names, sites).forward
 
 
 def texts(forward: ForwardIR) -> list[str]:
@@ -75,17 +75,14 @@ def templates(forward: ForwardIR) -> list[str]:
     return [template(step) for step in forward.statements]
 
 
-def assert_same(forward: ForwardIR, inputs: Sizes, parameters: Sizes, kept: frozenset[int] = frozenset()) -> None:
-    """Fails unless a canonical form has the results and gradients of what was traced.
-
-    `kept` are places of canonical statements that the latter has, too.
-    """
+def assert_same(forward: ForwardIR, lines: Sequence[str], inputs: Sizes, parameters: Sizes) -> None:
+    """Fails unless a canonical form has the results and gradients of what was traced."""
     owner = nn.Module()
     for name, size in parameters.items():
         owner.register_parameter(name, nn.Parameter(torch.randn(size)))
     drawn = {name: torch.randn(4, *size) for name, size in inputs.items()}
     found = []
-    for each in (forward, spliced(forward, kept)):
+    for each in (forward, forward_of(lines, inputs)):
         given = {name: tensor.clone().requires_grad_() for name, tensor in drawn.items()}
         made = with_forward(owner, each)(*(tensor * 1.0 for tensor in given.values()))
         results: tuple[Tensor, ...] = made if isinstance(made, tuple) else (made,)

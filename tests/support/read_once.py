@@ -20,7 +20,6 @@ from loka.graph.ir import ForwardIR, Refused
 from loka.graph.sites import forwards
 from loka.graph.sites.forwards import Forwards
 from loka.graph.source import has_hooks
-from loka.graph.trace.examples import form_of
 from loka.graph.trace.tracer import Tracer
 from loka.graph.wrappers import own_class
 from loka.model.build_model import BuiltModel
@@ -28,7 +27,6 @@ from loka.model.build_model import BuiltModel
 _RUN: dict[object, Any] = {}  # what a forward runs in both modes: its fingerprint, and what that is compared with
 _READ: dict[object, Forwards] = {}
 _TRACED: dict[object, dict[object, ForwardIR | Refused]] = {}  # by the check, and by the forwards of the classes
-_SAME: dict[object, dict[object, bool]] = {}  # by these and by the calls
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -36,7 +34,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def read_once() -> Iterator[None]:
     """Models that are alike are read, traced, and compared with what was planned, by the first test that has one."""
     both_modes, read = fingerprint._both_modes, forwards._Model.forwards
-    trace, is_same = Tracer.__call__, Tracer.is_same
+    trace = Tracer.__call__
 
     def modes(module: nn.Module, inlined: Any, call: Any, dtype: Any, floats: Any = None, shapes: Any = None) -> Any:
         alike = None if any(map(has_hooks, module.modules())) else model_likeness(module)
@@ -63,15 +61,8 @@ def read_once() -> Iterator[None]:
         tracer._traced = _TRACED.setdefault((tracer.quick, _forwards(tracer.model)), {})  # which all share
         return trace(tracer, scope)
 
-    def same(tracer: Tracer, owner: str, forward: ForwardIR) -> bool:
-        given = tracer.examples(owner).calls
-        calls = tuple(repr((call.batch, form_of(call.args), form_of(call.kwargs))) for call in given)
-        tracer._same = _SAME.setdefault((tracer.quick, _forwards(tracer.model), calls), {})
-        return is_same(tracer, owner, forward)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tracer, "__call__", traced)
-        patch.setattr(Tracer, "is_same", same)
         patch.setattr(fingerprint, "_both_modes", modes)
         patch.setattr(forwards._Model, "forwards", known)
         yield

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from loka.graph.canonical.layout import (
     Piece,
+    Size,
     is_fixed,
     is_within,
     merged,
@@ -17,7 +20,6 @@ from loka.graph.canonical.layout import (
 )
 from loka.graph.canonical.lowering import Lowered
 from loka.graph.canonical.nodes import Activation, Concatenation, Linear, Node, Norm, Pair, Product, Value, is_weight
-from loka.graph.canonical.site_calls import product_layout
 from loka.graph.canonical.views import CannotEmitError
 
 
@@ -58,7 +60,7 @@ class KernelLayouts:
             shape = (embeddings.shape[0], embeddings.shape[2], node.shape[-1])
             dims = regrouped([piece for dim in rows_of(node.shape) for piece in dim], shape)
             candidates += [] if dims is None else [Value(node, dims, shape)]
-        return product_layout(node, candidates)
+        return _product_layout(node, candidates)
 
     def pair(self, value: Value) -> Value:
         """The layout of a sum or product: the wanted one, if the product with a weight in it can have that."""
@@ -150,3 +152,17 @@ def _embeddings_of(graph: Lowered) -> dict[Node, Value]:
         dims = (samples[0], n[0], d)
         found.setdefault(x, Value(x, dims, tuple(size_of(dim, len(node.shape[0])) for dim in dims)))
     return found
+
+
+def _product_layout(node: Linear, candidates: Sequence[Value]) -> Value:
+    """The first candidate that shows the rows of a product with all its columns; the rows as they are without one."""
+    own: list[Size] = list(node.shape)
+
+    def fits(each: Value) -> bool:
+        if not all(each.dims[:-1]):  # of one element, or broadcast
+            return False
+        last = rows_of(own[-1:])
+        columns = each.dims[-1:] == last and each.shape[-1:] == (own[-1],) and is_fixed(own[-1])
+        return columns and regrouped([piece for dim in rows_of(own) for piece in dim], each.shape) == each.dims
+
+    return next((each for each in candidates if fits(each)), Value(node, rows_of(own), tuple(own)))

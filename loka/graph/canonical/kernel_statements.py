@@ -146,12 +146,13 @@ class _Writer:
         name, steps = self._names[first], moves(first, wanted)
         if steps is None:
             raise CannotEmitError
-        holder = self._holder(wanted)
+        holder, permuted = self._holder(wanted), False
         for number, (change, shape) in enumerate(steps, 1):
             called = change(local(name))
             target = self._target(wanted, name) if number == len(steps) else self._fresh(f"{name}_view")
             op = called.target.removeprefix(".")
-            if number == len(steps) and is_permuted(called):
+            permuted |= is_permuted(called)
+            if number == len(steps) and permuted:
                 self._permuted[target] = len(self.made.statements)
             note = self._statements[holder].note if holder is not None else ""
             self.made.statements.append(Statement(target, op, called, note=note))
@@ -280,6 +281,8 @@ class _Writer:
             one = (1,) * len(made.shape[0])
             shape = tuple(size if dim else one for dim, size in zip(dims, made.shape, strict=True))
             given = _without_leading_ones(Value(operand.node, dims, shape))
+            if not any(given.dims):  # a number, whose dtype does not tell where it has no dimension
+                given = Value(operand.node, rows_of(operand.node.shape), operand.node.shape)
             if is_weight(operand.node):
                 weight = weight_ref(given)
                 if weight is None:

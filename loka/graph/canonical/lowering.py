@@ -15,14 +15,16 @@ from loka.graph.canonical.layout import Dims, Piece, Size, merged, rows_of, step
 from loka.graph.canonical.nodes import (
     Activation,
     Graph,
+    Linear,
     Node,
     Norm,
     Other,
     Pair,
     Parameter,
+    Part,
     Source,
     Value,
-    is_weight,
+    reads_of,
 )
 from loka.graph.canonical.operations import SIZED, Operations
 from loka.graph.canonical.products import Products, Unsupported, part_of
@@ -31,6 +33,8 @@ from loka.graph.expression import Ref, RefKind
 from loka.graph.ir import Statement
 from loka.graph.sites.op_names import BOUNDARIES
 from loka.graph.sites.weights import Index
+
+_CUT = frozenset({"detach", "data"})  # what gradients do not go through
 
 
 class Kind(IntEnum):
@@ -109,7 +113,6 @@ class Lowered:
     casts: dict[Node, Value] = field(default_factory=dict)  # of casts that are taken as they are, what they cast
     holders: dict[Node, list[int]] = field(default_factory=dict)  # places of statements that make a tensor of a node
     weights: dict[Node, str] = field(default_factory=dict)  # of sites, with the sites
-    products: dict[int, Value] = field(default_factory=dict)  # by place, what a statement makes, each taken alone
     readers: dict[str, set[int]] = field(default_factory=dict)  # places of the statements that read a name
     targets: list[str] = field(default_factory=list)  # by place
 
@@ -132,15 +135,13 @@ def lowered(
     names: Mapping[str, str],
     sites: Mapping[str, tuple[str, Index]],
     as_written: frozenset[str] = frozenset(),
-    alone: bool = False,
 ) -> Lowered:
     """The graph of a forward from its runs.
 
     `names` are the expressions of Parameters and buffers by name; `sites` has the Parameter of each site and the index
-    of the matrix in it. `as_written` are the targets of statements that stay as they are. `alone`: each statement is
-    looked into by itself, and what it makes is taken as it is, but for views of weights.
+    of the matrix in it. `as_written` are the targets of statements that stay as they are.
     """
-    return _Lowering(statements, runs, names, sites, as_written, alone).all()
+    return _Lowering(statements, runs, names, sites, as_written).all()
 
 
 class _Lowering:
@@ -151,9 +152,8 @@ class _Lowering:
         names: Mapping[str, str],
         sites: Mapping[str, tuple[str, Index]],
         as_written: frozenset[str],
-        alone: bool,
     ) -> None:
-        self._statements, self._runs, self._as_written, self._alone = statements, runs, as_written, alone
+        self._statements, self._runs, self._as_written = statements, runs, as_written
         self._sites = frozenset(sites)
         self._graph = Graph()
         self._values: dict[int, Value] = {}  # by the id of a tensor of the first run
@@ -217,7 +217,7 @@ class _Lowering:
         made = [run.made.get(place) for run in self._runs]
         if self._has_effects(step, calls) or step.target in self._as_written:
             self._take_as_is(place, made, step)
-        elif not self._is_of_the_model(step, calls):
+        elif step.op in _CUT or not self._is_of_the_model(step, calls):
             self._take_as_is(place, made, step, pure=True)
         else:
             before = dict(self._values)
@@ -241,10 +241,10 @@ class _Lowering:
             value = self._values[id(result)]
         if value is not None and place not in self._found.opaque:
             value = self._recognised(result, value, place)
-        if self._alone and isinstance(result, Tensor) and value is not None and not is_weight(value.node):
-            self._found.products[place] = value
-            shape = self._shapes[id(result)]
-            value = self._values[id(result)] = Value(Source(shape=shape, place=place), rows_of(shape), shape)
+            if _hides(value.node, place):
+                del self._values[id(result)]
+                self._take_as_is(place, made, step, pure=True)
+                value = self._values[id(result)]
         self._found.made.append(value)
         if isinstance(result, Tensor) and result.layout == torch.strided and result.is_contiguous():
             self._found.contiguous.add(place)
@@ -335,6 +335,16 @@ class _Lowering:
         return self._graph.one(
             Activation(shape=x.node.shape, place=place, name=found.name, x=x.node, constants=found.constants)
         )
+
+
+def _hides(node: Node, place: int) -> bool:
+    """True if a node reads what was made inside of its own statement, and only a statement can make."""
+    inside = [each for each in reads_of(node) if each.place == place]
+    return any(_needs_its_statement(each) or _hides(each, place) for each in inside)
+
+
+def _needs_its_statement(node: Node) -> bool:
+    return isinstance(node, Other | Source | Part) or (isinstance(node, Linear) and node.site is None)
 
 
 def _same_numbers(calls: Sequence[AtenCall]) -> bool:

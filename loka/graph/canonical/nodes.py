@@ -145,6 +145,21 @@ class Graph:
         return cast(N, self.known.setdefault((type(node), *own), node))
 
 
+def reads_of(node: Node) -> list[Node]:
+    """The nodes that a node reads."""
+    found: list[Node] = []
+    waiting = [getattr(node, each.name) for each in fields(node)]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Node):
+            found.append(value)
+        elif isinstance(value, Value | Operand):
+            found.append(value.node)
+        elif isinstance(value, tuple):
+            waiting += value
+    return found
+
+
 def is_weight(node: Node) -> bool:
     """True for a Parameter, and for a part of one."""
     while isinstance(node, Part):

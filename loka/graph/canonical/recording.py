@@ -96,14 +96,18 @@ def recorded(
     return runs if len(runs) > 1 and all(_names(run) == _names(runs[0]) for run in runs) else ()
 
 
-def out_of_place(forward: ForwardIR, runs: Sequence[Run]) -> bool:
-    """Makes changes in place within one statement out of place, as torch's own functions have; False with others."""
+def out_of_place(forward: ForwardIR, runs: Sequence[Run]) -> Statement | None:
+    """Makes changes in place within one statement out of place, as torch's own functions have.
+
+    Returns a statement with another change, which the tensor's other readers may see; None without one.
+    """
     modules = {place for place, step in enumerate(forward.statements) if step.op == "module"}
-    return all(_out_of_place(run, modules) for run in runs)
+    changed = next((place for run in runs if (place := _out_of_place(run, modules)) is not None), None)
+    return None if changed is None else forward.statements[changed]
 
 
-def _out_of_place(run: Run, modules: Collection[int]) -> bool:
-    """Makes each change of a tensor that its own statement made one that makes a new tensor; False with other changes.
+def _out_of_place(run: Run, modules: Collection[int]) -> int | None:
+    """Makes each change of a tensor that its own statement made one that makes a new tensor; the place of another.
 
     The calls of a module (at the places in `modules`) stay: it may change its own tensors. So do those of a statement
     that makes a tensor and fills it with random numbers.
@@ -122,7 +126,7 @@ def _out_of_place(run: Run, modules: Collection[int]) -> bool:
         own, place = (own, place) if call.place == place else ({}, call.place)
         changed, read = call.changed, {_storage(each) for each in call.read}
         if any(_storage(each) not in own and not (place in modules and _storage(each) in known) for each in changed):
-            return False
+            return place
         for each in call.made:
             if _storage(each) in own or _storage(each) not in read:
                 own.setdefault(_storage(each), set()).add(id(each))
@@ -131,14 +135,14 @@ def _out_of_place(run: Run, modules: Collection[int]) -> bool:
         if changed and place not in modules and place not in drawn:
             old, function = changed[0], _twin(call)
             if len(changed) > 1 or old is not call.args[0] or call.result is not old or function is None:
-                return False
+                return place
             if own[_storage(old)] != {id(old)}:  # a view of it may be read
-                return False
+                return place
             result = standing[id(old)] = torch.empty_like(old)
         calls.append(AtenCall(place, function, args, kwargs, result))
     run.calls = calls
     run.made = {place: tree_map(put, made) for place, made in run.made.items()}
-    return True
+    return None
 
 
 def _storage(tensor: Tensor) -> int:

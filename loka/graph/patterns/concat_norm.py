@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from loka.graph.expression import Call, Ref, RefKind, items_of
 from loka.graph.ir import ConcatNorm, ForwardIR, Shape, Statement
-from loka.graph.patterns.fm_interaction import changes_in_place
 from loka.graph.patterns.linear_chain import pair_of, readers_of
 from loka.graph.patterns.norm import ChainNorm, NormRun, norm_ending_at
 
@@ -24,10 +23,9 @@ def find_concat_norms(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tuple[
 
     A block_norm with one block, the whole row, counts as an rms_norm; its changes of view are fused too.
 
-    Intermediate values must have no other readers, and all tensors must be (B, n, d), B the batch. A forward that
-    changes a tensor in place has none, as the pattern is computed in the place of its norm.
+    Intermediate values must have no other readers, and all tensors must be (B, n, d), B the batch.
     """
-    return () if changes_in_place(forward.statements) else tuple(_found(forward, shapes))
+    return tuple(_found(forward, shapes))
 
 
 def _found(forward: ForwardIR, shapes: Mapping[str, Shape]) -> Iterator[ConcatNorm]:

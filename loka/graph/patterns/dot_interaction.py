@@ -11,16 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from loka.graph.ir import DotInteraction, ForwardIR, Shape
-from loka.graph.patterns.fm_interaction import changes_in_place, factors_of, transposed_from
+from loka.graph.patterns.fm_interaction import factors_of, transposed_from
 from loka.graph.patterns.linear_chain import readers_of
 
 
 def find_dot_interactions(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tuple[DotInteraction, ...]:
-    """The dot interactions of a forward; `shapes` are those of the targets and arguments.
-
-    A forward that changes a tensor in place has none: the transposition is a view, and the kernel reads x later.
-    """
-    return () if changes_in_place(forward.statements) else tuple(_found(forward, shapes))
+    """The dot interactions of a forward; `shapes` are those of the targets and arguments."""
+    return tuple(_found(forward, shapes))
 
 
 def _found(forward: ForwardIR, shapes: Mapping[str, Shape]) -> Iterator[DotInteraction]:

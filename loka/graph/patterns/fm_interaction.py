@@ -9,50 +9,20 @@ They are found in canonical form (`loka.graph.canonical`), in which products hav
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from loka.graph.expression import PRODUCT, Arg, Call, Ref, RefKind, local, locals_in, method, text_of, writes
+from loka.graph.expression import PRODUCT, Arg, Call, Ref, RefKind, local, locals_in, method, text_of
 from loka.graph.ir import WEIGHTED, FmInteraction, ForwardIR, Shape, Statement
 from loka.graph.patterns.linear_chain import readers_of
-
-_MOVES = frozenset(  # views that move axes of one tensor, without a check of their arguments
-    ("transpose", "permute", "t", "T", "mT", "movedim", "moveaxis", "swapaxes", "swapdims", "contiguous")
-)
 
 
 def find_fm_interactions(forward: ForwardIR, shapes: Mapping[str, Shape]) -> tuple[FmInteraction, ...]:
     """The FM interactions of a forward, each as long as possible; `shapes` are those of the targets and arguments.
 
-    Both matrices must be Parameters, and products that the kernel keeps to itself must have no other readers. A forward
-    that changes a tensor in place has none, as an interaction is computed in the place of its first statement.
+    Both matrices must be Parameters, and products that the kernel keeps to itself must have no other readers.
     """
-    if changes_in_place(forward.statements):
-        return ()
     return tuple(_Finder(forward, shapes).found())
-
-
-def changes_in_place(statements: Sequence[Statement]) -> bool:
-    """True if a statement may change a tensor that another one reads."""
-    return any(_writes(step) or (step.target == "_" and not _only_moves_axes(step)) for step in statements)
-
-
-def _only_moves_axes(step: Statement) -> bool:
-    return step.op in _MOVES and len(step.operands) == 1
-
-
-def in_place_reason(statements: Sequence[Statement]) -> str | None:
-    """The first statement that may change a tensor in place, and what to do about it; None where there is none."""
-    odd = next((step for step in statements if changes_in_place([step])), None)
-    if odd is None:
-        return None
-    if _writes(odd):
-        return f"its forward changes a tensor in place: {odd.text()}; compute it out of place"
-    return f"its forward may change a tensor in place where nothing reads the result: {odd.text()}; leave that out"
-
-
-def _writes(step: Statement) -> bool:
-    return step.op.endswith("_") or writes(step.value)
 
 
 def without_sums(mix: FmInteraction, forward: ForwardIR) -> FmInteraction:

@@ -20,7 +20,6 @@ from loka.graph.ir import CannotTraceError
 from loka.graph.trace.alignment import aligned, operations, placeholder_value
 from loka.graph.trace.conditions import bound_arguments, dotted
 from loka.graph.trace.examples import ExampleCall
-from loka.graph.trace.out_of_place import MAKING, makes_its_result
 from loka.graph.trace.printer import TrainingFlag, constant
 from loka.graph.trace.situations import FloatRead, Seen
 
@@ -120,13 +119,13 @@ class Merged:
         args = self._merged([each.args for each in own])
         kwargs = self._merged([dict(each.kwargs) for each in own])
         if node.target is operator.setitem:
-            self._assignment(*args)
-            return
+            where = f" {place_in(*self._line)}" if self._line is not None else ""
+            raise CannotTraceError(f"assignment into a tensor{where}")
         kind, target = node.op, node.target
-        if target in IN_PLACE:
-            kind, target = (
-                ("call_function", IN_PLACE[target]) if self._is_new(row) else ("call_method", _METHODS[target])
-            )
+        if target in _METHODS and isinstance(_value(node.args[0]), torch.Tensor):
+            kind, target = "call_method", _METHODS[target]
+        elif target in IN_PLACE:
+            target = IN_PLACE[target]
         args, kwargs = _named(target, args, kwargs)
         if target in _CONTEXTS:
             inside = next((line for each in _after(node) if (line := line_of(each)) is not None), None)
@@ -265,33 +264,6 @@ class Merged:
             node = self._found[key]
         return node
 
-    def _is_new(self, row: Sequence[fx.Node]) -> bool:
-        """True for `y += x` where nobody can tell it from `y + x`: this alone reads the new tensor y."""
-        y = row[0].args[0]
-        if not isinstance(y, fx.Node) or len(y.users) != 1 or not self._makes(y):
-            return isinstance(y, fx.Node) and not isinstance(y.meta.get("example_value"), torch.Tensor)
-        for node in row:
-            left, right = (_value(each) for each in node.args[:2])
-            if torch.result_type(left, right) != left.dtype or _shape(right) not in ((), tuple(left.shape)):
-                return False
-        return True
-
-    def _makes(self, node: fx.Node) -> bool:
-        """True for an operation that always returns a new tensor."""
-        if node.op == "call_module":
-            return makes_its_result(self._paths.module.get_submodule(str(node.target)))
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        return node.op.startswith("call") and name in MAKING and "out" not in node.kwargs and True not in node.args
-
-    def _assignment(self, tensor: fx.Node, index: Any, value: Any) -> None:
-        """`y[:, :4] = x` as a write into a view of y."""
-        if not all(map(_is_basic, index if isinstance(index, tuple) else (index,))):
-            where = f" {place_in(*self._line)}" if self._line is not None else ""
-            raise CannotTraceError(f"assignment into a tensor{where}")
-        view = self._add("call_function", operator.getitem, (tensor, index), {})
-        method = "copy_" if isinstance(value, fx.Node) else "fill_"
-        self._add("call_method", method, (view, value), {})
-
     def _result(self, first: Captured) -> None:
         output = next(node for node in first.graph.nodes if node.op == "output")
         known = {id(node): node for node in first.graph.nodes}
@@ -338,14 +310,6 @@ def _value(operand: Any) -> Any:
 def _outside(text: str) -> str:
     text = re.sub(r"G\['__import_\w+'\]\.", "the global ", text)  # of another file
     return re.sub(r"G\['(\w+)'\]", r"the global \1", text)
-
-
-def _is_basic(item: Any) -> bool:
-    return item is None or item is ... or type(item) is int or isinstance(item, slice | fx.Node)
-
-
-def _shape(value: Any) -> tuple[Any, ...]:
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
 
 def _without_flags(value: Any) -> Any:

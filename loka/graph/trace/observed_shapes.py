@@ -56,11 +56,8 @@ def observed_values(
 
 def with_even_statements(forward: ForwardIR, shapes: Mapping[str, Shape]) -> ForwardIR:
     """The forward with `columns` set for each sum and product whose locals all have the result's shape."""
-
-    def marked(steps: Sequence[Statement]) -> tuple[Statement, ...]:
-        return tuple(replace(step, columns=_columns(step, shapes)) for step in steps)
-
-    return replace(forward, statements=marked(forward.statements), traced=marked(forward.traced))
+    marked = (replace(step, columns=_columns(step, shapes)) for step in forward.statements)
+    return replace(forward, statements=tuple(marked))
 
 
 def _columns(statement: Statement, shapes: Mapping[str, Shape]) -> int | None:

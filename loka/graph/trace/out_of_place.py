@@ -1,4 +1,4 @@
-"""Sums and activations in place, printed out of place where nobody can tell."""
+"""Sums, products and activations in place, printed out of place where nobody can tell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from loka.graph.expression import Call, Ref, RefKind, local, method, writes
+from loka.graph.expression import Call, RefKind, local, method, writes
 from loka.graph.ir import ForwardIR, Statement
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.region import NORM_MODULES, NORMS
@@ -15,8 +15,7 @@ from loka.graph.sites.flow import ACTIVATIONS, ELEMENTWISE
 from loka.graph.sites.op_names import CLAMPS
 from loka.graph.source import has_hooks
 
-SUMS = frozenset(("add_", "sub_", "mul_", "div_"))  # methods that return what they write into
-_PLAIN = {"add_": "add", "sub_": "sub"}  # the gradients of a product would be of another dtype
+_PLAIN = {"add_": "add", "sub_": "sub", "mul_": "mul", "div_": "truediv"}  # methods that return what they write into
 _ALONE = ACTIVATIONS | CLAMPS  # functions of each element
 # Operations that return a new tensor, never a view of an operand, unless written into one (`out=`).
 _VIEWS = frozenset(
@@ -30,8 +29,8 @@ def makes_its_result(child: nn.Module) -> bool:
     return type(child) in (nn.Linear, nn.BatchNorm1d, *NORM_MODULES) and not has_hooks(child)
 
 
-def out_of_place(forward: ForwardIR, made: Collection[str] = (), sums: bool = True) -> ForwardIR:
-    """The forward with in-place activations, and `sums`, made out of place where they alone read a new tensor.
+def out_of_place(forward: ForwardIR, made: Collection[str] = ()) -> ForwardIR:
+    """The forward with in-place activations, sums and products out of place where they alone read a new tensor.
 
     `made` names locals returned by children that are new tensors.
     """
@@ -47,17 +46,17 @@ def out_of_place(forward: ForwardIR, made: Collection[str] = (), sums: bool = Tr
             kwargs = tuple((name, False if name == "inplace" else value) for name, value in called.kwargs)
             target = called.target.removesuffix("_") if step.op != plain else called.target  # x.relu_()
             step = replace(step, op=plain, value=replace(called, target=target, kwargs=kwargs))
-        steps = sum_out_of_place(step, making.intersection(alone), taken) if sums else (step,)
+        steps = _sum_out_of_place(step, making.intersection(alone), taken)
         of_first = bool(step.operands) and step.operands[0].text in making.intersection(alone)
-        of_new = of_first and step.op in SUMS | _VIEWS
+        of_new = of_first and step.op in _PLAIN.keys() | _VIEWS
         if (step.op in MAKING and not writes(step.value)) or of_new:
             making.add(step.target)
         statements += steps
     return replace(forward, statements=tuple(statements))
 
 
-def sum_out_of_place(step: Statement, new: Collection[str], taken: set[str]) -> tuple[Statement, ...]:
-    """`y.add_(x)` as a sum and a cast to y's dtype, if y is in `new`; the same for differences.
+def _sum_out_of_place(step: Statement, new: Collection[str], taken: set[str]) -> tuple[Statement, ...]:
+    """`y.add_(x)` as a sum and a cast to y's dtype, if y is in `new`; the same for differences and products.
 
     Any other statement stays alone. `new` are new tensors that this statement alone reads, `taken` the names of locals,
     to which that of the sum is added.
@@ -65,7 +64,7 @@ def sum_out_of_place(step: Statement, new: Collection[str], taken: set[str]) -> 
     op, called = _PLAIN.get(step.op), step.value
     if op is None or not isinstance(called, Call) or step.operands[0].text not in new or step.target == "_":
         return (step,)
-    if called.target != f".{step.op}" or called.kwargs or not all(isinstance(each, Ref) for each in called.args):
+    if called.target != f".{step.op}" or called.kwargs:
         return (step,)
     name = f"{step.target}_wide"
     while name in taken:

@@ -21,6 +21,7 @@ from torch import nn
 from loka.graph.capture.captured import CannotCaptureError, Captured, line_of, map_tree, modules_around, place_in
 from loka.graph.capture.dynamo import capture
 from loka.graph.capture.leaves import observed_results
+from loka.graph.capture.undisturbed import buffers_kept
 from loka.graph.fingerprint import called_children
 from loka.graph.ir import CannotTraceError
 from loka.graph.sites.groups import split_groups
@@ -176,6 +177,7 @@ class _Reader:
             args, kwargs = (map_tree(each, lambda x: narrowed(x, situation.autocast)) for each in (args, kwargs))
         with contextlib.ExitStack() as stack:
             stack.enter_context(in_situation(self._module, situation, floats))
+            stack.enter_context(buffers_kept(self._module))  # a called BatchNorm counts, on fake tensors, too
             stack.enter_context(torch.set_grad_enabled(situation.gradients))
             if situation.gradients:  # without, torch reads through a function whose backward is the user's own
                 args, kwargs = (map_tree(each, differentiable) for each in (args, kwargs))

@@ -17,19 +17,18 @@ import torch
 from torch import nn
 
 from loka.errors import InputError
-from loka.graph.canonical.forwards import canonical_forward, is_canonical, with_traced_relus
+from loka.graph.canonical.forwards import canonical_forward
 from loka.graph.canonical.recording import out_of_place as out_of_place_runs
 from loka.graph.canonical.recording import recorded
-from loka.graph.canonical.site_calls import with_site_calls
+from loka.graph.canonical.views import CannotEmitError
 from loka.graph.capture.captured import CannotCaptureError, place_in
 from loka.graph.equivalence import (
     difference,
     float64_difference,
     keeps_dtypes,
-    linears_difference,
     rounding_difference,
 )
-from loka.graph.expression import Call, Ref, RefKind
+from loka.graph.expression import Call, Ref, RefKind, locals_in, text_of
 from loka.graph.fingerprint import Fingerprint, fingerprint
 from loka.graph.ir import BatchNorm, CannotTraceError, Dropout, ForwardIR, Refused, Shape, Statement
 from loka.graph.patterns.concat_norm import find_concat_norms
@@ -109,10 +108,9 @@ def trace_forward(
             forward = replace(forward, guards=tuple(dict.fromkeys((*forward.guards, *others))))
             forward = replace(forward, fingerprint=_fingerprint(module, forward.inlined, examples, reading.floats))
         live = frozenset(attribute(module, path) for path, is_condition in reading.floats.items() if not is_condition)
-        canonical = _with_calls(_Traced(module, forward, examples, copied, quick, live), weights, printed.lines)
+        taken, shapes = _canonical(_Traced(module, forward, examples, copied, quick, live), weights, printed.lines)
     except CannotTraceError as error:
         return Refused(owner, str(error), error.inside)
-    taken, shapes = canonical
     return with_findings(with_torch_modules(taken, module, shapes), shapes)
 
 
@@ -128,43 +126,41 @@ class _Traced:
     live: frozenset[str]
 
 
-def _with_calls(
+def _canonical(
     traced: _Traced, weights: Mapping[str, SiteWeight], lines: Mapping[str, tuple[str, int]]
 ) -> tuple[ForwardIR, Mapping[str, Shape]]:
-    """The forward with the calls of its sites, in canonical form where it has one, and the shapes of its locals.
+    """The forward in canonical form, and the shapes of its locals.
 
-    `weights` has the weight of each site, `lines` the user's line of each target. Raises CannotTraceError for a site
-    without a call.
+    `weights` has the weight of each site, `lines` the user's line of each target. Raises CannotTraceError for a forward
+    without such a form, and for a site without a call.
     """
     module, forward, examples, copied = traced.module, traced.forward, traced.examples, traced.copied
     casts = telling_casts(forward, examples, copied)
     runs = recorded(forward, examples, copied, casts, traced.live)
-    shapes = observed_shapes(forward, examples, copied)
     if not runs:
-        if weights:
-            raise CannotTraceError(
-                f"'{next(iter(weights))}' is in a forward with other operations at another batch size"
-            )
-        return forward, shapes
+        raise CannotTraceError("does other operations at another batch size")
+    changed = out_of_place_runs(forward, runs)
+    if changed is not None:
+        where = f" {place_in(*lines[changed.target])}" if changed.target in lines else ""
+        raise CannotTraceError(f"changes a tensor in place: {text_of(changed.value)}{where}")
     names, paths = _tensor_names(module), {id(parameter): name for name, parameter in module.named_parameters()}
     sites = {site: (paths[id(weight.parameter)], weight.index) for site, weight in weights.items()}
-    called = with_site_calls(forward, runs, names, sites)
-    different = linears_difference(module, called.forward, examples, copied, traced.quick)
-    if different is not None:
-        raise CannotTraceError(different)
-    found = called.forward, shapes
-    if out_of_place_runs(forward, runs):
-        canonical, all_shapes = canonical_forward(called.forward, shapes, runs, names, sites, casts)
-        if is_canonical(canonical):
-            of_dtype = {parameter.dtype: names[name] for name, parameter in module.named_parameters() if name in names}
-            canonical = with_wide_results(canonical, called.forward, examples, copied, of_dtype)
-            found = (canonical, all_shapes) if _is_same(traced, canonical) else found
-    problem = called.problem(found[0])
+    shapes = observed_shapes(forward, examples, copied)
+    try:
+        found = canonical_forward(forward, shapes, runs, names, sites, casts)
+    except CannotEmitError as error:
+        raise CannotTraceError(f"makes a view that generated code cannot write {error}".rstrip()) from error
+    problem = found.problem()
     if problem is not None:
         reason, target = problem
         where = f" {place_in(*lines[target])}" if target is not None and target in lines else ""
         raise CannotTraceError(reason + where)
-    return found
+    of_dtype = {parameter.dtype: names[name] for name, parameter in module.named_parameters() if name in names}
+    made = with_wide_results(found.forward, forward, examples, copied, of_dtype)
+    different = _difference(traced, made)
+    if different is not None:
+        raise CannotTraceError(different)
+    return made, found.shapes
 
 
 def _fingerprint(
@@ -180,25 +176,35 @@ def _fingerprint(
         raise CannotTraceError(f"torch cannot read its forward, to compare it with a live model's: {error}") from error
 
 
-def _is_same(traced: _Traced, canonical: ForwardIR) -> bool:
-    """True if a canonical form computes the same up to rounding.
+def _difference(traced: _Traced, canonical: ForwardIR) -> str | None:
+    """The first difference of a canonical form beyond rounding, in words; None without one.
 
     Casts that tell under autocast stay. Gradients are compared with ReLUs as they were traced, as any subgradient at 0
     is as good, and outputs with the ReLUs themselves.
     """
     module, examples, copied, quick = traced.module, traced.examples, traced.copied, traced.quick
     if not keeps_dtypes(canonical, examples, copied):
-        return False
+        return "gives other dtypes under autocast where its GEMMs are linears"
     casts = (step for step in traced.forward.statements if step.op in CASTS)
     to_one_dtype = any(len(step.operands) == 1 for step in casts)  # others follow that of a tensor
-    if not to_one_dtype and not quick and float64_difference(canonical, examples, copied):
-        return False
-    relus_as_traced = with_traced_relus(canonical)  # any subgradient at 0 is as good
-    if rounding_difference(module, relus_as_traced, examples, copied, quick, contiguous=True):
-        return False
-    return relus_as_traced == canonical or not rounding_difference(
-        module, canonical, examples, copied, quick=True, contiguous=True
-    )
+    found = None if to_one_dtype or quick else float64_difference(canonical, examples, copied)
+    relus_as_traced = _with_traced_relus(canonical, traced.forward)
+    found = found or rounding_difference(module, relus_as_traced, examples, copied, quick, contiguous=True)
+    if found is not None or relus_as_traced == canonical:
+        return found
+    return rounding_difference(module, canonical, examples, copied, quick=True, contiguous=True)
+
+
+def _with_traced_relus(canonical: ForwardIR, traced: ForwardIR) -> ForwardIR:
+    """A canonical form with each ReLU as it was traced, where that reads what the form has, too."""
+    written = {step.target: step for step in traced.statements}
+    made = {name.partition("=")[0].lstrip("*") for name in canonical.arguments}
+    statements = []
+    for step in canonical.statements:
+        other = written.get(step.target, step) if step.op == "relu" else step
+        statements.append(other if made.issuperset(locals_in(other.value)) else step)
+        made.add(step.target)
+    return replace(canonical, statements=tuple(statements))
 
 
 def _tensor_names(module: nn.Module) -> dict[str, str]:
@@ -248,11 +254,7 @@ def with_torch_modules(forward: ForwardIR, module: nn.Module, shapes: Mapping[st
         dropout = Dropout(Ref(RefKind.ATTRIBUTE, value.target), made.p, shape[1] or 0)
         return replace(step, op="dropout", called=dropout)
 
-    return replace(
-        forward,
-        statements=tuple(map(marked, forward.statements)),
-        traced=tuple(map(marked, forward.traced)),
-    )
+    return replace(forward, statements=tuple(map(marked, forward.statements)))
 
 
 def expanded(module: nn.Module, inline: Collection[str], sites: Collection[str]) -> frozenset[str]:

@@ -9,13 +9,12 @@ from typing import Any
 from torch import nn
 
 from loka.errors import InputError, LokaError
-from loka.graph.equivalence import rounding_difference
 from loka.graph.fake_module import likeness
-from loka.graph.ir import CannotTraceError, ForwardIR, Refused
+from loka.graph.ir import ForwardIR, Refused
 from loka.graph.patterns.owners import RegionScope
 from loka.graph.source import has_hooks
 from loka.graph.trace.examples import Examples, ModelInputs, capture_examples, form_of
-from loka.graph.trace.trace import copy_owner, trace_forward
+from loka.graph.trace.trace import trace_forward
 from loka.model.callables import describe_error
 
 BATCHES = (5, 8)  # samples in the two runs that capture examples: small, different, and more than one
@@ -33,7 +32,6 @@ class Tracer:
     quick: bool = False
     _examples: dict[str, Examples | Refused] = field(default_factory=dict)
     _traced: dict[object, ForwardIR | Refused] = field(default_factory=dict)
-    _same: dict[object, bool] = field(default_factory=dict)
 
     def capture(self, owners: Collection[str]) -> None:
         """Run the model to capture the calls of some modules; those captured before are skipped."""
@@ -70,29 +68,6 @@ class Tracer:
         if key is not None:
             self._traced[key] = traced
         return traced
-
-    def is_same(self, owner: str, forward: ForwardIR) -> bool:
-        """True if another form of an owner's forward computes the same up to rounding, on its captured calls.
-
-        `forward` has no name of its owner in it, so that forwards of alike modules are compared once. Raises LokaError
-        if the owner was never traced.
-        """
-        module, examples = self.model.get_submodule(owner), self.examples(owner)
-        alike = likeness(module)
-        key = None if alike is None else (alike, forward)
-        if key is not None and key in self._same:
-            return self._same[key]
-
-        def copied() -> nn.Module:
-            return copy_owner(module, frozenset(forward.inlined), share=self.quick)
-
-        try:
-            same = rounding_difference(module, forward, examples, copied, self.quick, contiguous=True) is None
-        except CannotTraceError:
-            same = False
-        if key is not None:
-            self._same[key] = same
-        return same
 
 
 def _key(module: nn.Module, scope: RegionScope, examples: Examples) -> object | None:

@@ -138,9 +138,6 @@ def _locals_of(step: Statement) -> list[str]:
 def _unsupported_reason(forward: ForwardIR, group: Sequence[PlainLinear]) -> str | None:
     if len(group) < FEWEST:
         return FEW
-    in_place = rewriting_tools.in_place_reason(forward, rewriting_tools.common_activation(forward, group) or ())
-    if in_place is not None:
-        return in_place
     moved = _dependent(forward, {linear.place for linear in group})
     steps = (forward.statements[place] for place in sorted(moved))
     stuck = next((step for step in steps if step.op not in rewriting_tools.PURE), None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from loka.graph.ir import WEIGHTED, ConcatNorm, DotInteraction, FmInteraction, ForwardIR, NearKind
 from loka.graph.patterns.concat_norm import concatenated_norm
-from loka.graph.patterns.fm_interaction import in_place_reason, without_sums
+from loka.graph.patterns.fm_interaction import without_sums
 from loka.graph.patterns.linear_chain import LinearChain
 from loka.graph.sites.site import Site
 from loka.kernels.fused.interaction.concat_norm import unsupported_reason as why_not_joined
@@ -96,10 +96,6 @@ def choose_interactions(
     These interactions are added to `found`, and the reasons for others. Products without a site in `unwanted` modules
     are in none: which sites there are says what else is wanted.
     """
-    in_place = in_place_reason(forward.statements)
-    if in_place is not None:
-        found.refuse(_writers(forward, owners), in_place)
-        return ChosenInteractions()
     places = {place for chain in chains for place in range(chain.first, chain.last + 1)}
     mixed = tuple(_mixes(forward, owners, kept, found, unwanted))
     joined = tuple(_joins(forward, owners, places, found))
@@ -224,9 +220,3 @@ def _called_beside(forward: ForwardIR, place: int) -> str:
     """A site that the same module calls; any other of the forward where there is none."""
     calls = [(step.note == forward.statements[place].note, step.call.site) for step in forward.statements if step.call]
     return max(calls, key=lambda each: each[0], default=(False, ""))[1]
-
-
-def _writers(forward: ForwardIR, owners: Collection[str]) -> list[str]:
-    """The owners whose forward this is or contains."""
-    inside = {".".join(filter(None, (forward.owner, name))) for name in ("", *forward.inlined)}
-    return sorted(owner for owner in owners if owner in inside)

@@ -92,11 +92,8 @@ def find(forward: ForwardIR, sites: Mapping[str, Size]) -> tuple[tuple[Siblings,
     found = []
     for group in groups.values():
         names = tuple(linear.site for linear in group)
-        in_place = rewriting_tools.in_place_reason(forward, rewriting_tools.common_activation(forward, group) or ())
         if len(group) < 2:
             reasons[names[0]] = ALONE
-        elif in_place is not None:
-            reasons |= dict.fromkeys(names, in_place)
         else:
             sizes = tuple(sites[name].n for name in names)
             found.append(Siblings(rewriting_tools.joined_name(names), names, sizes, sites[names[0]].k))

@@ -32,14 +32,13 @@ from torch import nn
 
 from loka.graph.expression import Arg, Call, Constant, Ref, RefKind, local, locals_in, method
 from loka.graph.ir import DTYPE, ForwardIR, Statement
-from loka.graph.patterns.fm_interaction import in_place_reason
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.norm import NormRun, norm_starting_at
 from loka.graph.sites.flow import Flow
 from loka.graph.source import has_own_forward
 from loka.mods.adaptation import Setting
 from loka.mods.protocols import OwnerMod, UnplannedModel
-from loka.mods.rewriting.rewriting_tools import argument_names, free_names
+from loka.mods.rewriting.rewriting_tools import free_names
 from loka.mods.rewriting.rewriting_tracer import OwnerScope, RewrittenOwner, is_under, writer_of
 
 NAME = "residual_high_precision"
@@ -57,12 +56,6 @@ def widen_residual_sums(forward: ForwardIR, dtype: str, wants: Callable[[str], b
     `wants` is true for names of modules whose sums are to be widened. `Statement.even` marks the sums of equal shapes.
     Findings that index statements (regions, patterns) are dropped.
     """
-    in_place = in_place_reason(forward.statements)
-    if in_place is not None:
-        return in_place
-    repeated = _set_twice(forward)
-    if repeated is not None:
-        return f"its forward sets {repeated!r} twice"
     stream = _residual_stream(forward, wants)
     if not stream.sums:
         return NO_SUM
@@ -83,15 +76,6 @@ class _ResidualStream:
         """The locals that are kept in a wider dtype."""
         ends = {*self.sums, *self.views, *(run.last for run in self.norms.values())}
         return frozenset(forward.statements[place].target for place in ends)
-
-
-def _set_twice(forward: ForwardIR) -> str | None:
-    seen = argument_names(forward)
-    for statement in forward.statements:
-        if statement.target != "_" and statement.target in seen:
-            return statement.target
-        seen.add(statement.target)
-    return None
 
 
 def _residual_stream(forward: ForwardIR, wants: Callable[[str], bool]) -> _ResidualStream:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loka.errors import LokaError
-from loka.graph.expression import PRODUCT, Call, Ref, RefKind, local, mapped, of_product, refs_in, writes
+from loka.graph.expression import PRODUCT, Call, Ref, RefKind, local, mapped, of_product, refs_in
 from loka.graph.ir import ForwardIR, SiteCall, Statement
-from loka.graph.patterns import fm_interaction
 from loka.graph.patterns.linear_chain import readers_of
 from loka.graph.patterns.region import NORMS
 from loka.graph.sites.flow import ACTIVATIONS, ELEMENTWISE
@@ -44,7 +43,7 @@ class PlainLinear:
 
 
 def plain_linears(forward: ForwardIR, sites: Mapping[str, Size]) -> tuple[tuple[PlainLinear, ...], dict[str, str]]:
-    """The sites' calls that are plain linears, in the order of the model; for others that are called, the reason.
+    """The sites' calls that are plain linears, in the order of `sites`; for others that are called, the reason.
 
     A site that is called twice is not included.
     """
@@ -63,9 +62,7 @@ def plain_linears(forward: ForwardIR, sites: Mapping[str, Size]) -> tuple[tuple[
             reasons[call.site] = NOT_PLAIN
         else:
             found[call.site] = linear
-    traced = forward.traced or forward.statements
-    order = {step.call.site: place for place, step in enumerate(traced) if step.call is not None}
-    return tuple(sorted(found.values(), key=lambda linear: order.get(linear.site, len(order)))), reasons
+    return tuple(found[site] for site in sites if site in found), reasons
 
 
 def _plain(place: int, statement: Statement, call: SiteCall) -> PlainLinear | None:
@@ -111,13 +108,6 @@ def without_dead(forward: ForwardIR, pure: Container[str]) -> ForwardIR:
         if len(kept) == len(forward.statements):
             return forward
         forward = with_statements(forward, kept)
-
-
-def in_place_reason(forward: ForwardIR, except_places: Container[int] = ()) -> str | None:
-    """The first statement, except at some places, that may change a tensor in place, in words, or None."""
-    steps = [step for place, step in enumerate(forward.statements) if place not in except_places]
-    unread = [step for step in steps if step.target == "_" and step.op in PURE and not writes(step.value)]
-    return fm_interaction.in_place_reason([step for step in steps if step not in unread])
 
 
 def common_activation(forward: ForwardIR, group: Sequence[PlainLinear]) -> tuple[int, ...] | None:

@@ -10,7 +10,6 @@ from typing import ClassVar, Self
 
 from torch import nn
 
-from loka.graph.canonical.splicing import canonical_only
 from loka.graph.equivalence import rounding_difference
 from loka.graph.ir import CannotTraceError, ForwardIR, Refused, Shape
 from loka.graph.patterns.owners import RegionScope, functions_beside, relative
@@ -85,10 +84,6 @@ class RewritingTracer:
         """Run the model to capture the calls of some modules."""
         self.tracer.capture(owners)
 
-    def is_same(self, owner: str, forward: ForwardIR) -> bool:
-        """True if another form of an owner's forward computes the same up to rounding."""
-        return self.tracer.is_same(owner, forward)
-
     def __call__(self, scope: RegionScope) -> ForwardIR | Refused:
         """The rewritten forward of one owner, or the reason why not; its sites are those made by mods."""
         if not self._owned:
@@ -148,7 +143,7 @@ def checked(tracer: Tracer, scope: RegionScope, forward: ForwardIR, mods: tuple[
         shapes = observed_shapes(forward, examples, copied)
     except CannotTraceError as error:
         return str(error)
-    return with_findings(replace(canonical_only(forward), rewritten=mods), shapes)
+    return with_findings(replace(forward, rewritten=mods), shapes)
 
 
 def _read_by(changes: Collection[SiteChange]) -> tuple[str, ...]:

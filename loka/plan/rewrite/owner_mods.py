@@ -74,10 +74,6 @@ class OwnerTracer:
         """Run the model to capture the calls of some modules."""
         self.tracer.capture(owners)
 
-    def is_same(self, owner: str, forward: ForwardIR) -> bool:
-        """True if another form of an owner's forward computes the same up to rounding."""
-        return self.tracer.is_same(owner, forward)
-
     def __call__(self, scope: RegionScope) -> ForwardIR | Refused:
         """The forward of one owner, or the reason why it cannot be traced."""
         forward = self.tracer(scope)

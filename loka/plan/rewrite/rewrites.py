@@ -6,13 +6,12 @@ module that contains all of it, the owner. Only owners that the plan needs are r
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch import nn
 
-from loka.graph.canonical.splicing import canonical_only, spliced
 from loka.graph.expression import Ref
 from loka.graph.ir import ForwardIR, NearKind, Refused, Region
 from loka.graph.patterns.linear_chain import LinearChain, StaticOperands, find_chains
@@ -26,7 +25,6 @@ from loka.kernels.fused.norm.norms import NORMS
 from loka.mods.registry import owner_mod
 from loka.mods.rewriting.fused_interactions import FusedInteractions, choose_interactions
 from loka.plan.plan import NOTHING_AROUND, SitePlan, Skipped
-from loka.plan.rewrite.plan_bindings import relative_to_owner
 from loka.plan.rewrite.rewrite_request import (
     RewriteRequest,
     float64_modules,
@@ -47,16 +45,10 @@ KERNEL_OPERATIONS = StaticOperands(frozenset(NORMS), frozenset({*ACTIVATIONS, *G
 
 
 class Trace(Protocol):
-    """Traces owners, and compares other forms of their forwards with the modules' own.
-
-    Sites in a traced forward have names relative to the owner.
-    """
+    """Traces owners. Sites in a traced forward have names relative to the owner."""
 
     def __call__(self, scope: RegionScope) -> ForwardIR | Refused:
         """The forward of one owner, or the reason why it cannot be traced."""
-
-    def is_same(self, owner: str, forward: ForwardIR) -> bool:
-        """True if another form, without the name of its owner, computes the same up to rounding."""
 
 
 @dataclass(slots=True)
@@ -130,7 +122,7 @@ def _rewrite(request: RewriteRequest, model: nn.Module, trace: Trace, made: Rewr
         if isinstance(traced, Refused):
             _retry(own, scope, traced, model, trace, made)
         else:
-            _take(own, scope, traced, trace, made)
+            _take(own, scope, traced, made)
     for site in request.fused:
         if site.name not in covered:
             made.notes.setdefault(site.name, NOTHING_AROUND)
@@ -185,7 +177,7 @@ def _refuse(request: RewriteRequest, owner: str, reason: str, made: Rewrites) ->
     made.skipped.append(Skipped(owner, reason, share))
 
 
-def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, trace: Trace, made: Rewrites) -> None:
+def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, made: Rewrites) -> None:
     """Keep a forward if it is needed for the sites on Parameters that it calls, or for a region."""
     fused = {site.name for site in request.fused}
     relative = {called_by_owner(site, scope.owner) for site in request.parameters if site.name in fused}
@@ -223,18 +215,9 @@ def _take(request: RewriteRequest, scope: RegionScope, traced: ForwardIR, trace:
         joins=chosen.joins,
         dots=chosen.dots,
     )
-    written = _written(patterns, _replaced(patterns, chains, {site.name for site in request.needed}), trace)
-    called = {step.call.site for step in written.statements if step.call is not None}
+    called = {step.call.site for step in patterns.statements if step.call is not None}
     if around or chosen.any or forward.rewritten or any(site.name in called for site in request.needed):
-        made.forwards[scope.owner] = written
-
-
-def _written(forward: ForwardIR, kept: frozenset[int], trace: Trace) -> ForwardIR:
-    """The forward as traced but for the canonical statements at `kept`; the canonical one where that is another one."""
-    made = spliced(forward, kept)
-    if made.statements in (forward.traced, forward.statements) or trace.is_same(made.owner, relative_to_owner(made)):
-        return made
-    return canonical_only(forward)
+        made.forwards[scope.owner] = patterns
 
 
 def _taken_of(region: Region, chains: Sequence[LinearChain]) -> tuple[str, ...]:
@@ -251,18 +234,6 @@ def _taken_of(region: Region, chains: Sequence[LinearChain]) -> tuple[str, ...]:
     own = region.first == stage.linear
     before = _words(stage.before, stage.before_activation, stage.before_multiplier) if own else ""
     return (*before.split(), *ops)
-
-
-def _replaced(forward: ForwardIR, chains: Sequence[LinearChain], sites: Container[str]) -> frozenset[int]:
-    """The statements that kernels take the place of: those of patterns and chains, and the GEMMs of these sites."""
-    places = {place for region in forward.regions for place in range(region.first, region.last + 1)}
-    places.update(place for chain in chains for place in range(chain.first, chain.last + 1) if len(chain.stages) > 1)
-    places.update(place for mix in forward.mixes for place in (*mix.places, *mix.gemms))
-    places.update(place for join in forward.joins for place in join.places)
-    places.update(place for dot in forward.dots for place in dot.places)
-    steps = enumerate(forward.statements)
-    calls = ((place, step.call) for place, step in steps)
-    return frozenset(places) | {place for place, call in calls if call is not None and call.site in sites}
 
 
 def _chained(request: RewriteRequest, forward: ForwardIR) -> tuple[tuple[LinearChain, ...], tuple[LinearChain, ...]]:

@@ -227,11 +227,11 @@ def named_as_in_model(parameters: Sequence[Site], owner: str, traced: ForwardIR)
                 seen[relative] += 1
             yield replace(step, call=None if name in unnamed else replace(step.call, site=name))
 
-    statements, as_traced = tuple(named(traced.statements)), tuple(named(traced.traced))
+    statements = tuple(named(traced.statements))
     within = [statements[region.first : region.last + 1] for region in traced.regions]
     regions = tuple(
         replace(region, site=calls_in[0].site)
         for region, steps in zip(traced.regions, within, strict=True)
         if (calls_in := [step.call for step in steps if step.call is not None])
     )
-    return replace(traced, statements=statements, traced=as_traced, regions=regions), lost
+    return replace(traced, statements=statements, regions=regions), lost

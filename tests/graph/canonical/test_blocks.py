@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import with_forward
 from loka.graph.expression import PRODUCT, Ref
 from loka.graph.ir import ForwardIR
@@ -131,23 +130,3 @@ def test_a_norm_of_blocks_is_one_of_rows(kind: type[NormOfBlocks]) -> None:
     assert last.operands[0].text == "first"
     x = torch.randn(6, FIELDS, DIM)
     torch.testing.assert_close(with_forward(copy.copy(module), forward)(x), module(x), rtol=1e-4, atol=1e-4)
-    back = with_forward(copy.copy(module), spliced(forward, frozenset()))
-    assert torch.equal(back(x), module(x))
-
-
-class WithBias(Blocks):
-    """The product of a block has a bias; the block goes on as it is."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([torch.einsum("br,fdr->bfd", x.flatten(1)[:, :LOW], self.up) + self.bias, x], 1)
-
-
-def test_any_statement_of_a_block_with_a_bias_can_be_put_in() -> None:
-    module = WithBias()
-    inputs = {batch: ModelInputs((torch.randn(batch, FIELDS, DIM),), {}) for batch in (5, 8)}
-    forward = trace_forward(module, "", capture_examples(module, [""], inputs)[""], sites=("up",))
-    assert isinstance(forward, ForwardIR), forward
-    x = torch.randn(6, FIELDS, DIM)
-    for place in range(len(forward.statements)):
-        mixed = with_forward(copy.copy(module), spliced(forward, frozenset([place])))
-        torch.testing.assert_close(mixed(x), module(x), rtol=1e-4, atol=1e-4)

@@ -19,7 +19,7 @@ def made(lines: tuple[str, ...], inputs: dict[str, tuple[int, ...]]) -> ForwardI
     """The canonical form, which computes the same."""
     named = {name: size for name, size in WEIGHTS.items() if any(f"self.{name}" in line for line in lines)}
     found = canonical(lines, inputs, named)
-    assert_same(found, inputs, named)
+    assert_same(found, lines, inputs, named)
     return found
 
 

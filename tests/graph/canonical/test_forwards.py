@@ -1,17 +1,13 @@
-"""Forwards in canonical form, and back."""
+"""Forwards in canonical form."""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loka.graph.canonical.forwards import is_canonical
-from loka.graph.canonical.splicing import canonical_only, spliced
 from loka.graph.equivalence import source, with_forward
 from loka.graph.ir import ForwardIR
 from loka.graph.patterns.region import find_regions
@@ -48,7 +44,6 @@ def traced(module: nn.Module) -> ForwardIR:
 def test_a_forward_has_its_regions_and_computes_the_same() -> None:
     module = ByHand()
     forward = traced(module)
-    assert is_canonical(forward)
     first, second = find_regions(forward, SITES)
     assert (first.ops, second.ops) == (("linear", "layer_norm", "silu"), ("linear", "mul", "add"))
     x = torch.randn(6, 16, requires_grad=True)
@@ -57,34 +52,6 @@ def test_a_forward_has_its_regions_and_computes_the_same() -> None:
     torch.testing.assert_close(
         *(torch.autograd.grad(y.square().sum(), x)[0] for y in (got, right)), rtol=1e-4, atol=1e-4
     )
-
-
-def test_it_goes_back_to_what_was_traced_bit_for_bit() -> None:
-    module = ByHand()
-    back = spliced(traced(module), frozenset())
-    assert not is_canonical(back)
-    assert "layer_norm" not in source(back)
-    assert "addcmul" in source(back)
-    x = torch.randn(6, 16)
-    assert torch.equal(with_forward(copy.deepcopy(module), back)(x), module(x))
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_region_that_is_kept_stays_and_the_other_goes_back(number: int) -> None:
-    forward = traced(ByHand())
-    regions = find_regions(forward, SITES)
-    kept = regions[number]
-    mixed = spliced(replace(forward, regions=regions), frozenset(range(kept.first, kept.last + 1)))
-    (moved,) = mixed.regions
-    own = forward.statements[kept.first : kept.last + 1]
-    assert mixed.statements[moved.first : moved.last + 1] == own
-    assert ("torch.addcmul(" in source(mixed)) is (number == 0)
-    assert not is_canonical(mixed)
-
-
-def test_settled_forwards_do_not_go_back() -> None:
-    forward = canonical_only(traced(ByHand()))
-    assert spliced(forward, frozenset()) == forward
 
 
 class Named(nn.Module):
@@ -97,7 +64,6 @@ def test_a_forward_without_sites_is_canonical_too() -> None:
     found = trace_forward(Named(), "", capture_examples(Named(), [""], inputs)[""])
     assert isinstance(found, ForwardIR), found
     assert "other" not in source(found)
-    assert "torch.add(input=x, other=silu)" in source(spliced(found, frozenset()))
 
 
 class Turned(nn.Module):
@@ -119,11 +85,6 @@ def test_gemms_of_transposed_inputs_are_linears() -> None:
     assert [step.text() for step in forward.statements if step.call is not None] == [
         "add = torch.nn.functional.linear(x, self.first.weight, self.first.bias)",
         "tensordot = torch.nn.functional.linear(relu, self.second.weight)",
-    ]
-    assert [step.text() for step in spliced(forward, frozenset()).statements][:3] == [
-        "t = x.t()",
-        "matmul = self.first.weight @ t",
-        "t_1 = matmul.t()",
     ]
 
 

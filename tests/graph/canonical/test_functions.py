@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import with_forward
 from tests.support.canonical_forms import canonical as canonical_of
-from tests.support.canonical_forms import statements, templates
+from tests.support.canonical_forms import forward_of, statements, templates
 from tests.support.expressions import template
 
 WIDTH = 24
@@ -265,7 +264,7 @@ def test_a_relu_shows_each_nan_that_its_spelling_shows(lines: tuple[str, ...]) -
     found = canonical_of(lines, {"x": (3,)}, {})
     given = torch.tensor([[float("nan"), -1.0, 2.0]])
     hidden = any("where" in line for line in lines)
-    written_nans = with_forward(nn.Module(), spliced(found, frozenset()))(given).isnan()
+    written_nans = with_forward(nn.Module(), forward_of(lines, {"x": (3,)}))(given).isnan()
     assert written_nans.tolist() == [[not hidden, False, False]]
     assert with_forward(nn.Module(), found)(given).isnan().tolist() == [[True, False, False]]
 

@@ -84,8 +84,7 @@ OF_A_NUMBER = "y = torch.nn.functional.layer_norm(x, (32,), self.n, None, 1e-05)
 def test_a_norm_over_a_size_is_one_over_that_number(before: tuple[str, ...]) -> None:
     found = canonical([*before, SIZED], {"x": (4, 32)}, {"n": (32,)})
     assert texts(found) == [OF_A_NUMBER]
-    assert [step.text() for step in found.traced] == [step.text() for step in statements(*before, SIZED)]
-    assert_same(found, {"x": (4, 32)}, {"n": (32,)})
+    assert_same(found, [*before, SIZED], {"x": (4, 32)}, {"n": (32,)})
 
 
 @pytest.mark.parametrize("before", SIZES.values(), ids=SIZES)
@@ -111,7 +110,7 @@ def test_a_sum_after_a_linear_keeps_its_columns() -> None:
     shapes, weights = {"x": (3, 4), "z": (3, 6), "w": (5,)}, {"a": (6, 4), "b": (5, 18)}
     found = canonical(lines, shapes, weights)
     assert [step.target for step in found.statements] == ["first", "total", "flat", "second", "y"]
-    assert_same(found, shapes, weights)
+    assert_same(found, lines, shapes, weights)
 
 
 def test_a_sum_of_several_products_keeps_their_columns() -> None:
@@ -127,7 +126,7 @@ def test_a_sum_of_several_products_keeps_their_columns() -> None:
     shapes, weights = {"x": (4,), "z": (1,), "w": (5,)}, {"a": (1, 4), "b": (1, 5), "c": (1,)}
     found = canonical(lines, shapes, weights)
     assert [step.target for step in found.statements] == ["lead", "first", "total", "second", "both", "y"]
-    assert_same(found, shapes, weights)
+    assert_same(found, lines, shapes, weights)
 
 
 def test_a_sum_of_numbers_stays() -> None:

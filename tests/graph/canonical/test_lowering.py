@@ -9,9 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loka.graph.canonical.forwards import is_canonical
 from loka.graph.canonical.recording import out_of_place, recorded
-from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import with_forward
 from loka.graph.expression import local
 from loka.graph.ir import ForwardIR
@@ -29,7 +27,7 @@ def runs_of(*lines: str) -> int:
     forward = ForwardIR("", "", ("x", "z"), statements(*lines), local("y"), (), "")
     calls = tuple(ExampleCall(batch, (torch.randn(batch, 6), torch.randn(batch, 6)), {}) for batch in (3, 5))
     runs = recorded(forward, Examples("", calls), nn.Module)
-    return len(runs) if out_of_place(forward, runs) else 0
+    return len(runs) if out_of_place(forward, runs) is None else 0
 
 
 def test_a_change_of_what_another_statement_made_has_no_canonical_form() -> None:
@@ -46,24 +44,6 @@ def test_a_change_of_what_the_same_statement_made_has_one() -> None:
 def test_changes_of_arguments_have_no_canonical_form() -> None:
     assert runs_of("a = add_ x z: {0}.add_({1})", "y = mul a z: {0} * {1}") == 0
     assert runs_of("v = getitem x: {0}[:, :2]", "a = mul_ v: {0}.mul_(2)", "y = mul a a: {0} * {1}") == 0
-
-
-@pytest.mark.parametrize("target", ["a", "_"])
-def test_a_forward_that_reads_what_was_before_a_change_stays_as_it_is(target: str) -> None:
-    """Values have no order: what reads the tensor as it was could stand after the change."""
-    lines = (
-        PRODUCT,
-        "t = mul u: {0} * 3",
-        f"{target} = add_ u: {{0}}.add_(1)",
-        "y = add u t: torch.add({0}, {1})",
-    )
-    assert canonical(lines, INPUTS, {}).statements == statements(*lines)
-
-
-def test_without_other_readers_a_change_stays_in_place() -> None:
-    found = canonical((PRODUCT, "a = add_ u: {0}.add_(1)", "y = add a z: torch.add({0}, {1})"), INPUTS, {})
-    assert [step.op for step in found.statements] == ["mul", "add_", "add"]
-    assert_same(found, INPUTS, {})
 
 
 class Counts(nn.Module):
@@ -115,31 +95,25 @@ def traced(module: nn.Module) -> ForwardIR:
 def test_module_calls_stay_in_their_order() -> None:
     module = TwiceTheSame()
     forward = traced(module)
-    assert is_canonical(forward)
     assert "torch.nn.functional.silu({0})" in templates(forward)
     calls = [template(step) for step in forward.statements if step.op == "module"]
     assert calls == ["self.child({0})", "self.other({0})", "self.child({0})"]
     x = torch.randn(4, 6)
-    for kept in (None, *range(len(forward.statements))):
-        form = forward if kept is None else spliced(forward, frozenset([kept]))
-        ours, theirs = copy.deepcopy(module), copy.deepcopy(module)
-        torch.testing.assert_close(with_forward(ours, form)(x), theirs(x))
-        assert torch.equal(ours.child.calls, theirs.child.calls)
-        assert torch.equal(ours.other.calls, theirs.other.calls)
+    ours, theirs = copy.deepcopy(module), copy.deepcopy(module)
+    torch.testing.assert_close(with_forward(ours, forward)(x), theirs(x))
+    assert torch.equal(ours.child.calls, theirs.child.calls)
+    assert torch.equal(ours.other.calls, theirs.other.calls)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_random_numbers_are_drawn_in_order(seed: int) -> None:
     module = Drops()
     forward = traced(module)
-    assert is_canonical(forward)
     x = torch.randn(4, 6)
     torch.manual_seed(seed)
     right = module(x)
-    every = frozenset(range(len(forward.statements)))
-    for form in (forward, spliced(forward, every), *(spliced(forward, every - {place}) for place in every)):
-        torch.manual_seed(seed)
-        torch.testing.assert_close(with_forward(copy.deepcopy(module), form)(x), right)
+    torch.manual_seed(seed)
+    torch.testing.assert_close(with_forward(copy.deepcopy(module), forward)(x), right)
 
 
 class Detached(Body):
@@ -164,7 +138,6 @@ def test_checks_stay_where_they_are_among_effects() -> None:
     checks = [f"_ = check {name}: torch._assert({{0}}.dim() == 2, '{name}')" for name in "xsz"]
     lines = (checks[0], "g = sigmoid x: torch.sigmoid({0})", "s = mul x g: {0} * {1}", *checks[1:])
     found = canonical((*lines, "y = add s z: torch.add({0}, {1})"), INPUTS, {})
-    assert is_canonical(found)
     assert [text for text in texts(found) if "_assert" in text] == [
         f"_ = torch._assert({name}.dim() == 2, '{name}')" for name in "xsz"
     ]
@@ -179,4 +152,4 @@ def test_the_same_operation_twice_is_one_value() -> None:
     found = canonical(lines, {"x": (6,)}, {"w": (6, 6)})
     assert sum(step.call is not None for step in found.statements) == 1
     assert template(found.statements[-1]) == "{0} + {0}"
-    assert_same(found, {"x": (6,)}, {"w": (6, 6)})
+    assert_same(found, lines, {"x": (6,)}, {"w": (6, 6)})

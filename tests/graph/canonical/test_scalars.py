@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from loka.errors import InputError
-from loka.graph.canonical.forwards import is_canonical
 from loka.graph.equivalence import with_forward
 from loka.graph.ir import ForwardIR
 from loka.graph.trace.examples import ModelInputs, capture_examples
@@ -140,5 +139,4 @@ def test_a_number_that_is_computed_with_is_a_condition(model_of: Callable[[Case]
 def test_what_no_call_changes_is_recognised(model_of: Callable[[Case], nn.Module], case: Case) -> None:
     model = model_of(case)
     forward = traced(model, case)
-    assert is_canonical(forward)
     torch.testing.assert_close(run(with_forward(copy.deepcopy(model), forward), case), run(model, case))

@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.graph.canonical.forwards import is_canonical
-from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import with_forward
 from loka.graph.ir import ForwardIR
 from loka.graph.trace.examples import ModelInputs, capture_examples
@@ -58,17 +56,6 @@ class ReadAsFeatures(Features):
         return self.norm(y.transpose(1, 2)).transpose(1, 2) * y
 
 
-class InPlace(Features):
-    """A part is changed in place."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        made, summed = self.parts(x)
-        made.add_(1)
-        y = torch.cat([made, summed], dim=2) + x
-        out: Tensor = self.norm(y.transpose(1, 2))
-        return out
-
-
 class OfWeights(Features):
     """A sum of transposes with a Parameter as long as the last dimension."""
 
@@ -79,7 +66,7 @@ class OfWeights(Features):
 
 
 # Mixing layers and joins. What else reads the sum, and the product with the Parameter, end the join alone.
-BOUND = {Features: (1, 1), Contiguous: (1, 1), ReadAsFeatures: (1, 0), InPlace: (0, 0), OfWeights: (1, 0)}
+BOUND = {Features: (1, 1), Contiguous: (1, 1), ReadAsFeatures: (1, 0), OfWeights: (1, 0)}
 
 
 def traced(module: nn.Module) -> ForwardIR:
@@ -103,16 +90,12 @@ def test_one_tensor_of_rows_is_mixed_and_joined(kind: type[Features]) -> None:
 
 
 @pytest.mark.parametrize("kind", BOUND)
-def test_it_computes_the_same_and_goes_back_to_what_was_traced(kind: type[Features]) -> None:
+def test_it_computes_the_same(kind: type[Features]) -> None:
     module = kind()
     forward = traced(module)
-    back = spliced(forward, frozenset())
-    assert not is_canonical(back)
-    assert not any("_rows" in step.target for step in back.statements)
     x = torch.randn(4, DIM, N)
     right = module(x.clone())
     torch.testing.assert_close(with_forward(copy.copy(module), forward)(x.clone()), right, rtol=1e-4, atol=1e-4)
-    assert torch.equal(with_forward(copy.copy(module), back)(x.clone()), right)
 
 
 def test_gradients_are_the_same() -> None:

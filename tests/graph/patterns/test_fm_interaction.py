@@ -95,8 +95,9 @@ def test_products_and_sums_are_one_layer_where_the_first_of_them_stands() -> Non
     assert (mix.x, mix.sizes) == ("x", (N, D, RANK, MADE))
 
 
-def test_products_alone_are_one_too() -> None:
-    (mix,) = traced(Pairs, ("rank",)).mixes
+@pytest.mark.parametrize("kind", [Pairs, InPlace])
+def test_products_alone_are_one_too(kind: type[Mixing]) -> None:
+    (mix,) = traced(kind, ("rank",)).mixes
     assert (mix.compress, mix.sizes) == (None, (N, D, RANK, 0))
 
 
@@ -107,7 +108,6 @@ def test_products_alone_are_one_too() -> None:
         (ProjectedAgain, ("rank",)),
         (Computed, ()),
         (OtherOperand, ("rank",)),
-        (InPlace, ("rank",)),
     ],
 )
 def test_what_is_read_elsewhere_computed_or_changed_is_none(kind: type[Mixing], sites: tuple[str, ...]) -> None:

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import with_forward
 from loka.graph.ir import ForwardIR
 from loka.graph.trace.casts import telling_casts
 from loka.graph.trace.examples import ModelInputs, capture_examples
 from loka.graph.trace.trace import trace_forward
+from tests.support.as_written import as_written
 
 
 class Body(nn.Module):
@@ -115,7 +115,7 @@ def test_casts_that_tell(kind: type[Body], telling: int) -> None:
     forward = trace_forward(module, "", examples, inline=["linear"], sites=["linear"])
     assert isinstance(forward, ForwardIR), forward
     assert sum(step.op in ("type_as", "to") for step in forward.statements) == telling
-    back = spliced(forward, frozenset())
+    back = as_written(module, "", examples, inline=["linear"])
     assert len(telling_casts(back, examples, kind)) == telling
 
 

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loka.errors import InputError
-from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import source
 from loka.graph.expression import text_of
 from loka.graph.ir import ForwardIR, Refused
@@ -167,14 +166,9 @@ CALLS = {  # the weight and the bias of the linear that each is
 }
 
 
-def canonical(module: nn.Module, *sites: str, shape: tuple[int, ...] = (3, 8)) -> ForwardIR | Refused:
+def traced(module: nn.Module, *sites: str, shape: tuple[int, ...] = (3, 8)) -> ForwardIR | Refused:
     calls = tuple(ExampleCall(batch, (torch.randn(batch, *shape),), {}) for batch in (4, 7))
     return trace_forward(module, "owner", Examples("owner", calls), sites=sites)
-
-
-def traced(module: nn.Module, *sites: str, shape: tuple[int, ...] = (3, 8)) -> ForwardIR | Refused:
-    found = canonical(module, *sites, shape=shape)
-    return spliced(found, frozenset()) if isinstance(found, ForwardIR) else found
 
 
 def weights_of(forward: ForwardIR) -> list[str]:
@@ -182,10 +176,9 @@ def weights_of(forward: ForwardIR) -> list[str]:
     return [text_of(s.call.weight) for s in forward.statements if s.call is not None]
 
 
-@pytest.mark.parametrize("form", [canonical, traced])
 @pytest.mark.parametrize("kind", CALLS, ids=lambda kind: kind.__name__)
-def test_a_gemm_on_a_parameter_becomes_a_linear(kind: Callable[[], nn.Module], form: Callable[..., object]) -> None:
-    answer = form(kind(), "p")
+def test_a_gemm_on_a_parameter_becomes_a_linear(kind: Callable[[], nn.Module]) -> None:
+    answer = traced(kind(), "p")
     assert isinstance(answer, ForwardIR), answer
     (step,) = [step for step in answer.statements if step.call is not None]
     assert step.call is not None
@@ -323,7 +316,7 @@ MATRICES = {
 
 
 def test_matrices_of_parameters_are_weights_by_their_place() -> None:
-    answer = canonical(Matrices(), *MATRICES)
+    answer = traced(Matrices(), *MATRICES)
     assert isinstance(answer, ForwardIR), answer
     sites = [step.call.site for step in answer.statements if step.call is not None]
     weights = [weight.removesuffix(".t()") for weight in weights_of(answer)]
@@ -368,10 +361,9 @@ class Forms(nn.Module):
 
 
 def test_forms_of_weights_are_no_part_of_the_gemm() -> None:
-    answer = canonical(Forms(), "w", "rank")
+    answer = traced(Forms(), "w", "rank")
     assert isinstance(answer, ForwardIR), answer
-    as_written = spliced(answer, frozenset())
-    assert weights_of(as_written) == ["self.w", "self.rank.t()", "self.rank.t()", "self.w.t()"]
+    assert weights_of(answer) == ["self.w", "self.w.t()", "self.rank.t()"]  # one product by rank
     biases = [
         text_of(step.call.bias) for step in answer.statements if step.call is not None and step.call.bias is not None
     ]
@@ -395,7 +387,7 @@ class Alone(nn.Module):
 
 
 def test_a_matrix_of_each_sample_that_is_one_matrix() -> None:
-    answer = canonical(Alone(), "rank", "out", "both")
+    answer = traced(Alone(), "rank", "out", "both")
     assert isinstance(answer, ForwardIR), answer
     assert weights_of(answer) == [
         "self.rank.squeeze(0).t()",
@@ -433,7 +425,7 @@ class Residuals(nn.Module):
 
 
 def test_a_sum_in_one_call_with_its_product_is_a_statement_of_its_own() -> None:
-    answer = canonical(Residuals(), "w", "u")
+    answer = traced(Residuals(), "w", "u")
     assert isinstance(answer, ForwardIR), answer
     texts = [step.text() for step in answer.statements]
     product = next(text.partition(" =")[0] for text in texts if text.endswith("linear(item_1, self.w)"))
@@ -441,7 +433,6 @@ def test_a_sum_in_one_call_with_its_product_is_a_statement_of_its_own() -> None:
     assert f"addmm = {product} + item_cast" in texts
     assert "x_cast = x.to(linear_rows.dtype)" in texts
     assert "baddbmm = linear_rows + x_cast" in texts
-    assert "addmm = torch.addmm(item, item_1, t)" in [step.text() for step in spliced(answer, frozenset()).statements]
 
 
 @pytest.mark.parametrize("site", ["w", "w.4", "w.0.0"])

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.graph.canonical.splicing import spliced
 from loka.graph.equivalence import source, with_forward
 from loka.graph.ir import ForwardIR, Refused
 from loka.graph.patterns.region import find_regions
 from loka.graph.trace.examples import Examples, ModelInputs, capture_examples
 from loka.graph.trace.trace import copy_owner, trace_forward
+from tests.support.as_written import as_written
 from tests.support.models import ir_models as zoo
 
 WUKONG_LAYER = """\
@@ -47,9 +46,11 @@ def canonical(model: nn.Module, owner: str, inline: tuple[str, ...], sites: tupl
     return answer
 
 
-def traced(*given: Any) -> ForwardIR:
+def traced(model: nn.Module, owner: str, inline: tuple[str, ...], sites: tuple[str, ...], *shape: int) -> ForwardIR:
     """The forward as it is written."""
-    return spliced(canonical(*given), frozenset())
+    batches = {batch: ModelInputs((torch.randn(batch, *shape),)) for batch in (4, 7)}
+    captured = capture_examples(model, [owner], batches)
+    return as_written(model.get_submodule(owner), owner, captured[owner], inline, sites)
 
 
 def same(original: nn.Module, bound: nn.Module, *shape: int) -> None:
@@ -73,7 +74,8 @@ def test_a_wukong_layer_reads_like_its_forward() -> None:
     assert all(part in norms["layer_norm_1"] for part in ("fmb_0, (32,)", "self.fmb[1].weight", "1e-05"))
     assert forward.inlined == ("fmb_norm", "fmb", "fmb.0", "fmb.1", "fmb.2")
     assert (forward.owner, forward.owner_type) == ("layers.1", f"{zoo.Layer.__module__}.Layer")
-    (region,) = find_regions(forward, {"fmb.0"})
+    called = canonical(model, "layers.1", ("fmb_norm", "fmb.1", "fmb.2"), ("rank", "compress", "fmb.0"), 8, 16)
+    (region,) = find_regions(called, {"fmb.0"})
     assert region.ops == ("layer_norm", "linear", "layer_norm", "silu")  # from the layer into its nn.Sequential
 
 
@@ -108,13 +110,13 @@ def test_a_bound_layer_compiles_whole_and_survives_checkpointing() -> None:
 
 def test_an_mlp_in_a_sequential() -> None:
     mlp = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.SiLU(), nn.Linear(16, 16), nn.LayerNorm(16), nn.ReLU())
-    forward = traced(mlp, "", ("1", "2", "4", "5"), ("0", "3"), 8)
+    parts = (("1", "2", "4", "5"), ("0", "3"))
+    forward = canonical(mlp, "", *parts, 8)
     assert [region.ops for region in find_regions(forward, {"0", "3"})] == [
         ("linear", "layer_norm", "silu"),
         ("linear", "layer_norm", "relu"),
     ]
-    bound = with_forward(copy.deepcopy(mlp), forward)
-    same(mlp, bound, 8)
+    same(mlp, with_forward(copy.deepcopy(mlp), traced(mlp, "", *parts, 8)), 8)
 
 
 class TestTorchrec:
@@ -129,14 +131,14 @@ class TestTorchrec:
         assert tuple(s.call.site for s in forward.statements if s.call) == sites
         regions = find_regions(forward, set(sites))
         assert [region.ops for region in regions] == [("linear",), ("linear", "mul", "add")] * 3  # with its bias
-        same(crossnet, with_forward(copy.deepcopy(crossnet), spliced(forward, frozenset())), 16)
+        same(crossnet, with_forward(copy.deepcopy(crossnet), traced(crossnet, "", (), sites, 16)), 16)
 
     def test_perceptrons_are_inlined_into_the_over_arch(self) -> None:
         over = pytest.importorskip("torchrec.models.dlrm", reason="torchrec is an extra").OverArch(16, [8, 4, 1])
         sites = ("model.0._mlp.0._linear", "model.0._mlp.1._linear")
-        forward = traced(over, "", (), sites, 16)
+        forward = canonical(over, "", (), sites, 16)
         assert [region.ops for region in find_regions(forward, set(sites))] == [("linear", "relu")] * 2
-        same(over, with_forward(copy.deepcopy(over), forward), 16)
+        same(over, with_forward(copy.deepcopy(over), traced(over, "", (), sites, 16)), 16)
 
     def test_a_whole_dlrm_dcn_with_a_table_that_was_built_without_storage(self) -> None:
         dlrm = pytest.importorskip("torchrec.models.dlrm", reason="torchrec is an extra")
@@ -233,8 +235,8 @@ def test_children_that_nothing_changes_are_not_copied() -> None:
     assert inlined.tower is not module.tower
     assert inlined.tower[3] is not module.tower[3]
     assert inlined.tower[4] is module.tower[4]
-    forward = traced(module, "", (), ("w",), 8)
-    assert [s.op for s in forward.statements] == ["matmul", "module", "batch_norm"]
+    forward = canonical(module, "", (), ("w",), 8)
+    assert [s.op for s in forward.statements] == ["linear", "module", "batch_norm"]
     assert all(child.training for child in module.modules())
 
 

@@ -171,11 +171,17 @@ class LiveNoise(Plain):
         return x @ self.w + torch.rand_like(x)
 
 
-class BufferInPlace(Plain):
+class WithBuffer(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("seen", torch.zeros(()))
+        self.norm = nn.BatchNorm1d(WIDTH)
 
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x) @ self.w + self.seen
+
+
+class BufferInPlace(WithBuffer):
     def forward(self, x: Tensor) -> Tensor:
         self.seen.add_(1)
         return x @ self.w / self.seen
