@@ -18,7 +18,7 @@ from loka.kernels.fused.norm.norm_operator import NormOperator
 from loka.kernels.fused.norm.norm_spec import NormBackward, NormForward
 from loka.kernels.fused.norm.norm_values import Rows
 
-STAMP = "c0826edd2d421667db8e6f168072f3141bc55fa36b8f90ad369e716b457fbedb"
+STAMP = "f060d11152abcbc565314b2b5c4dcf8721e3e74c1f0d00a6ef03fd467a4d3f0d"
 
 kernel = operators.of_package(__package__, "e70b9401")
 

@@ -20,7 +20,7 @@ from loka import dispatch
 
 from . import kernels
 
-STAMP = "c0826edd2d421667db8e6f168072f3141bc55fa36b8f90ad369e716b457fbedb"
+STAMP = "f060d11152abcbc565314b2b5c4dcf8721e3e74c1f0d00a6ef03fd467a4d3f0d"
 
 
 class EmbedDense(dispatch.Bound):
@@ -61,7 +61,7 @@ class Layers(dispatch.Bound):
         if self.made != 8 or self.dim != 128:
             return super().forward(x)
         matmul_1, matmul_2, x_passed = kernels.layers_fm_interaction(x, self.rank, self.compress)
-        flatten = matmul_1.flatten(1)
+        flatten = matmul_1.flatten(-2)
         # from fmb_norm, fmb.0, fmb.1, fmb.2
         fmb_2 = kernels.layers_fmb_0(
             flatten,
@@ -75,7 +75,7 @@ class Layers(dispatch.Bound):
             (self.loka_frozen(3) or self.fmb[6].weight, self.fmb[6].bias),
             self.loka.counter_ids(2, 3),
         )
-        view = fmb_6.view(-1, 8, 128)
+        view = fmb_6.unflatten(-1, (8, 128))
         # from norm
         return kernels.layers_concat_norm(view, matmul_2, x_passed, self.norm.weight, self.norm.bias)
 

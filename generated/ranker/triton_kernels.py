@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-STAMP = "c0826edd2d421667db8e6f168072f3141bc55fa36b8f90ad369e716b457fbedb"
+STAMP = "f060d11152abcbc565314b2b5c4dcf8721e3e74c1f0d00a6ef03fd467a4d3f0d"
 
 
 @triton.jit

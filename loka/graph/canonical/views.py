@@ -11,7 +11,7 @@ from loka.graph.expression import Arg, Call, Ref, RefKind, method, text_of
 
 
 class CannotEmitError(Exception):
-    """A value that no statement of ours makes: the forward stays as it was traced."""
+    """A value that no statement of ours makes: the forward is refused."""
 
 
 def _sizes(shape: Sequence[Size]) -> tuple[int, ...]:

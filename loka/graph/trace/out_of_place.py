@@ -16,7 +16,7 @@ from loka.graph.sites.op_names import CLAMPS
 from loka.graph.source import has_hooks
 
 _PLAIN = {"add_": "add", "sub_": "sub", "mul_": "mul", "div_": "truediv"}  # methods that return what they write into
-_ALONE = ACTIVATIONS | CLAMPS  # functions of each element
+_ALONE = ACTIVATIONS | CLAMPS | {"masked_fill"}  # functions of each element
 # Operations that return a new tensor, never a view of an operand, unless written into one (`out=`).
 _VIEWS = frozenset(
     {"view", "view_as", "reshape", "flatten", "unflatten", "transpose", "permute", "unsqueeze", "squeeze"}

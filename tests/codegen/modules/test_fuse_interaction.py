@@ -120,7 +120,7 @@ def test_any_shape_is_the_same_function(workplace: Workplace, shape: dict[str, o
         ("dcnv2", '{use: fuse_interaction, match: "crosses.*"}', "'crosses.*' matches no module; did you mean 'cross"),
         ("dcnv2", '{use: fuse_interaction, match: ["over", "cross.*"]}', "fuse_interaction cannot change 'over': "),
         ("dcnv2", '{use: fuse_interaction, match: "over.*"}', "can change nothing of what it matches: 'over.0': "),
-        ("in_place", '{use: fuse_interaction, match: "body"}', "'body': its forward changes a tensor in place: "),
+        ("in_place", '{use: fuse_interaction, match: "body"}', "'body': changes a tensor in place: "),
         ("sized", '{use: fuse_interaction}, {use: fuse_interaction, match: "layers.*"}', "changes it already (mod 1"),
     ],
 )  # fmt: skip

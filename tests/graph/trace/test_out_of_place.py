@@ -77,6 +77,14 @@ class ByFunction(Body):
         return torch.relu_(self.linear(x))
 
 
+class Masked(Body):
+    """As scores of an attention are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x).masked_fill_(x > 0, -1.0)
+        return out
+
+
 class ByFunctionReadAgain(Body):
     def forward(self, x: Tensor) -> Tensor:
         y = self.linear(x).detach() + 1
@@ -110,6 +118,7 @@ def traced(body: nn.Module) -> ForwardIR:
         (OfArgument(), 1),
         (ReadAgain(), 1),
         (ByFunction(), 0),
+        (Masked(), 0),
         (ByFunctionReadAgain(), 1),
     ],
 )
