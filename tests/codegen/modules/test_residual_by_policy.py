@@ -152,7 +152,7 @@ def test_where_the_model_cannot_be_traced_the_modules_that_add_are_taken(workpla
         ("tower", HIGH, "policy.yaml:5:8: the model has nothing that residual_high_precision could change"),
         ("dcnv2", '{use: residual_high_precision, match: "crosses"}', "'crosses' matches no module; did you mean"),
         ("dcnv2", '{use: residual_high_precision, match: "over"}', "residual_high_precision cannot change 'over'"),
-        ("in_place", '{use: residual_high_precision, match: "body"}', "cannot change 'body': changes a tensor in place"),
+        ("in_place", '{use: residual_high_precision, match: "body"}', "cannot change 'body': changes a tensor"),
         ("dcnv2", f'{HIGH}, {{use: residual_high_precision, match: "cross.1"}}', "changes it already (mod 1"),
     ],
 )  # fmt: skip
