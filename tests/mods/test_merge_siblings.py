@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from loka.errors import LokaError
 from loka.graph.equivalence import source
 from loka.graph.expression import PRODUCT, local, text_of
+from loka.graph.trace import tracer
 from loka.mods.rewriting import merge_siblings, rewriting_tools
 from loka.mods.rewriting.merge_siblings import ALONE, Siblings
 from loka.plan.planner import make_plan
@@ -128,3 +129,45 @@ def test_a_module_that_cannot_be_read_stays_a_call_beside_what_is_merged(tmp_pat
     )
     (mod,) = make_plan(policy).mods
     assert [result.site for result in mod.rewritten] == ["q+k"]
+
+
+class Levels(nn.Module):
+    """Two projections of two inputs, one after the other."""
+
+    def __init__(self, unused: bool = False) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(8, 8) for _ in range(4))
+        self.unused = unused
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.a(x) * self.b(x))
+        both = self.c(x), self.d(x)
+        return both[0] if self.unused else both[0] * both[1]
+
+    def example_inputs(self, batch: int) -> tuple[Tensor, ...]:
+        return inputs(batch)
+
+
+class Unused(Levels):
+    def __init__(self) -> None:
+        super().__init__(unused=True)
+
+
+@pytest.mark.parametrize(("name", "merged"), [("Levels", ["a+b", "c+d"]), ("Unused", ["a+b"])])
+def test_groups_of_one_forward_are_read_together(tmp_path: Path, monkeypatch, name: str, merged: list[str]) -> None:
+    scopes: list[tuple[str, ...]] = []
+    plain = tracer.trace_forward
+
+    def counted(module, owner, examples, inline, sites, quick):
+        scopes.append(sites)
+        return plain(module, owner, examples, inline, sites, quick)
+
+    monkeypatch.setattr(tracer, "trace_forward", counted)
+    policy = tmp_path / "p.yaml"
+    model = f'{{factory: "{__name__}:{name}", batch_size: 32}}'
+    policy.write_text(
+        f"version: 1\nname: p\nmodel: {model}\ndefaults: {{compute: keep}}\nmods: [{{use: merge_siblings}}]\n"
+    )
+    (mod,) = make_plan(policy).mods
+    assert [result.site for result in mod.rewritten] == merged
+    assert name == "Unused" or scopes.count(("a", "b", "c", "d")) == len([each for each in scopes if "a" in each]) == 1

@@ -46,7 +46,7 @@ class BatchSmallMod:
             else:
                 wanted[site.name] = site
         groups = _families(model, wanted)
-        model.capture(list(groups))
+        model.capture(groups)
         for owner, names in groups.items():
             outcome.join(owner, [name for name in names if name in model.sites], find, batched_site)
         outcome.leave(wanted, FEW)

@@ -132,7 +132,10 @@ class MergeSiblingsMod:
             for group in model.siblings
             for names in _alike(model, [name for name in group if name in wanted], outcome, rule.asked)
         ]
-        model.capture([model.around(names) for names in groups])
+        owners: dict[str, list[str]] = {}
+        for names in groups:
+            owners.setdefault(model.around(names), []).extend(names)
+        model.capture(owners)
         for names in groups:
             outcome.join(model.around(names), names, lambda forward, sizes, _: find(forward, sizes), merged_site)
         outcome.leave(wanted, ALONE)

@@ -92,7 +92,7 @@ class PadAlignmentMod:
                 outcome.leave([site.name], ALIGNED)
             else:
                 owners.setdefault(site.name if site.kind is GemmKind.LINEAR else site.owner, []).append(site.name)
-        model.capture(list(owners))
+        model.capture(owners)
         for owner, names in owners.items():
             for forward, _, sizes, called in outcome.traced(names, owner):
                 mixed = _mixed(forward)

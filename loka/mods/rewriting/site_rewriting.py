@@ -50,15 +50,23 @@ class ModelInChange:
         self.model = tracer.model
         self.trace = RewritingTracer(tracer)
         self._plain: set[str] = set()  # owners that are read only without the modules of the user's own in them
+        self._together: dict[str, list[str]] = {}  # by owner, what its forward is read with, whatever is looked at
 
-    def capture(self, owners: Collection[str]) -> None:
-        """Run the model once to capture the calls of some modules."""
-        self.trace.capture(tuple(dict.fromkeys(owners)))
+    def capture(self, names: Mapping[str, Sequence[str]]) -> None:
+        """Run the model once to capture the calls of the modules that have these sites, by the modules' names.
+
+        From then on each is traced with all of its sites: once for all changes of its forward.
+        """
+        self._together = {owner: self._read(owner, sites) for owner, sites in names.items()}
+        self.trace.capture(tuple(names))
 
     def look(self, owner: str, names: Sequence[str]) -> tuple[ForwardIR, dict[str, Shape]] | Refused:
         """The forward of a module with the changes so far, and the shapes of its locals; or the reason why not."""
         scope = self._scope(owner, names)
         found = self.trace(scope)
+        if isinstance(found, Refused) and self._together.pop(owner, None) is not None:
+            scope = self._scope(owner, names)
+            found = self.trace(scope)
         if isinstance(found, Refused) and owner not in self._plain:
             self._plain.add(owner)
             scope = self._scope(owner, names)
@@ -68,9 +76,13 @@ class ModelInChange:
         return found if isinstance(found, Refused) else (found, self.trace.shapes(scope, found))
 
     def _scope(self, owner: str, names: Sequence[str]) -> RegionScope:
-        read = [member for name in names for member in self.sites[name].members or (self._weight_name(name, owner),)]
+        read = [*self._together.get(owner, ()), *self._read(owner, names)]
         scope = scope_of(owner, read, self.modules)
         return replace(scope, inline=functions_beside(owner, read, self.modules)) if owner in self._plain else scope
+
+    def _read(self, owner: str, names: Sequence[str]) -> list[str]:
+        """The names of the weights that some sites read."""
+        return [member for name in names for member in self.sites[name].members or (self._weight_name(name, owner),)]
 
     def _weight_name(self, name: str, owner: str) -> str:
         return name if name in self.modules and name != owner else self.sites[name].weight or name
