@@ -26,7 +26,6 @@ from loka.graph.capture.leaves import observed_results
 from loka.graph.fake_module import FakeModules, device_of, floating_dtype
 
 _SYMBOL = re.compile(r"\b[suz]f?\d+\b")
-_NUMBER = re.compile(r"-?\b\d+(\.\d+)?(e[-+]?\d+)?\b|-?\binf\b|\bnan\b")
 _SAME_NAMES = {"truediv": "div", "imul": "mul_", "iadd": "add_", "isub": "sub_", "itruediv": "div_"}
 _NO_WRITES = frozenset({"and_", "or_", "not_", "is_", "requires_grad_"})
 _GLOBAL_HOOKS = (
@@ -54,9 +53,6 @@ class Fingerprint:
 
     calls: tuple[PlannedCall, ...]
     dtype: str = ""  # of all floating-point tensors of the module: "float32"; "" if they have several
-    # Float attributes that the generated forward reads in each call, with their values as planned; True for those on
-    # which it has a guard. A live module is compared with these values, and once more with its own of the others.
-    live: tuple[tuple[str, str, bool], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +69,6 @@ def fingerprint(
     inlined: Collection[str],
     calls: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
     others: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
-    live: Mapping[str, bool] | None = None,
 ) -> Fingerprint:
     """The fingerprint of a module.
 
@@ -82,13 +77,11 @@ def fingerprint(
         inlined: Children whose forwards are part of the generated one, relative to the module.
         calls: The arguments of its calls at one batch size.
         others: The same at another batch size; sizes that differ are symbols.
-        live: Float attributes that the generated forward reads in each call, by path; True for those in its guards.
 
     Raises:
         CannotCaptureError: torch cannot read the forward, or an argument cannot be described.
     """
     dtype = floating_dtype(module)
-    values = tuple((path, repr(_attribute(module, path)), guarded) for path, guarded in sorted((live or {}).items()))
     made: dict[str, PlannedCall] = {}
     for one, other in zip(calls, others, strict=False):
         text = described(one, other)
@@ -103,7 +96,7 @@ def fingerprint(
             modes = _both_modes(module, inlined, PlannedCall(text, (), results=results), dtype)
         training, evaluation = (tuple(map(str, lines)) for lines in modes)
         made[text] = PlannedCall(text, training, evaluation if evaluation != training else (), results)
-    return Fingerprint(tuple(made.values()), str(dtype).removeprefix("torch.") if dtype else "", values)
+    return Fingerprint(tuple(made.values()), str(dtype).removeprefix("torch.") if dtype else "")
 
 
 def changed_forward(
@@ -120,33 +113,21 @@ def changed_forward(
     Raises:
         CannotCaptureError: torch cannot read its forward, or not here.
     """
-    given = {path: float(value) for path, value, _ in planned.live}
-    own = dict(given)
-    for path, _, guarded in planned.live:
-        value = _attribute(module, path)
-        if type(value) not in (float, int):
-            return f"{path} is {value!r}, planned was a float, which is read in each call"
-        own[path] = given[path] if guarded else float(value)
     dtype = getattr(torch, planned.dtype) if planned.dtype else None
     for call in planned.calls:
         texts = (call.training, call.evaluation or call.training)
-        found = _difference(_both_modes(module, inlined, call, dtype, given, shapes), texts)
-        if found is None and own != given:
-            lines = _both_modes(module, inlined, call, dtype, own, shapes)
-            found = _difference(lines, texts, without_numbers=True)
+        found = _difference(_both_modes(module, inlined, call, dtype, shapes), texts)
         if found is not None:
             return found
     return None
 
 
-def _difference(
-    modes: Sequence[Sequence[_Line]], planned: Sequence[Sequence[str]], without_numbers: bool = False
-) -> str | None:
+def _difference(modes: Sequence[Sequence[_Line]], planned: Sequence[Sequence[str]]) -> str | None:
     for lines, texts in zip(modes, planned, strict=True):
         for place in range(max(len(lines), len(texts))):
             line = lines[place] if place < len(lines) else _Line("nothing more")
             text = texts[place] if place < len(texts) else "nothing more"
-            if line.text == text or (without_numbers and _NUMBER.sub("#", line.text) == _NUMBER.sub("#", text)):
+            if line.text == text:
                 continue
             where = f" {line.place}" if line.place else ""
             return f"its own forward is another{where}: {_short(line.text)}, planned was {_short(text)}"
@@ -157,19 +138,11 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _attribute(module: nn.Module, path: str) -> Any:
-    """The attribute at a path; None where it went."""
-    for name in path.split("."):
-        module = getattr(module, name, None)  # type: ignore[assignment]
-    return module
-
-
 def _both_modes(
     module: nn.Module,
     inlined: Collection[str],
     call: PlannedCall,
     dtype: torch.dtype | None,
-    floats: Mapping[str, float] | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> tuple[list[_Line], list[_Line]]:
     """What the forward of a module runs in training and in evaluation."""
@@ -181,9 +154,6 @@ def _both_modes(
         leaves = list(called_children(fake, inlined))
         for child in fake.modules():
             child.training = training
-        for path, value in (floats or {}).items():
-            owner, _, name = path.rpartition(".")
-            vars(fake.get_submodule(owner))[name] = value
         args, kwargs = inputs_of(call.inputs, fakes)
         observed = {path: results_of(text, fakes) for path, text in call.results}
         found = capture(fake, args, kwargs, leaves=leaves, observed=observed, symbolic=False, result=True)

@@ -94,13 +94,13 @@ def no_region_plan() -> Plan:
 
 
 def read_plan() -> Plan:
-    """A forward with a fingerprint: two calls, long names, quotes, live floats."""
+    """A forward with a fingerprint: two calls, long names, quotes."""
     plan = plans.forward_plan()
     calls = (
         PlannedCall("(('tuple', ('it\\'s', None)), ('dict', ()))", ("v0 = relu(x)", "return v0"), ("return x",)),
         PlannedCall("((), ())", (f"v0 = linear(x, self.{LONG}.weight)", "return {'a': v0, \"b\": x}")),
     )
-    planned = Fingerprint(calls, "float32", (("scale", "0.5", False), (LONG, "inf", True)))
+    planned = Fingerprint(calls, "float32")
     forward = replace(plans.tower_forward(), fingerprint=planned)
     return replace(plan, bindings=(replace(plan.bindings[0], forward=forward), *plan.bindings[1:]))
 
@@ -248,7 +248,7 @@ def test_names_never_become_code(first: str, second: str, third: str) -> None:
         forward,
         statements=tuple(replace(statement, note=first, op=second) for statement in forward.statements),
         regions=tuple(Region(region.site, region.first, region.last, (first, second)) for region in forward.regions),
-        fingerprint=Fingerprint((PlannedCall(first, (second, third), (third,)),), second, ((third, first, True),)),
+        fingerprint=Fingerprint((PlannedCall(first, (second, third), (third,)),), second),
     )
     tower = PlannedBinding(
         first, BindingKind.FORWARD, (f"t.{second}",), first, ((f"t.{third}",),), ((third, (48, 48)),), forward

@@ -36,16 +36,15 @@ def read_once() -> Iterator[None]:
     both_modes, read = fingerprint._both_modes, forwards._Model.forwards
     trace = Tracer.__call__
 
-    def modes(module: nn.Module, inlined: Any, call: Any, dtype: Any, floats: Any = None, shapes: Any = None) -> Any:
+    def modes(module: nn.Module, inlined: Any, call: Any, dtype: Any, shapes: Any = None) -> Any:
         alike = None if any(map(has_hooks, module.modules())) else model_likeness(module)
         own = {name: tuple(parameter.shape) for name, parameter in module.named_parameters(remove_duplicate=False)}
         if alike is None or not (shapes or {}).items() <= own.items():  # its Parameters may be in pieces
-            return both_modes(module, inlined, call, dtype, floats, shapes)
-        floats = floats or {}
-        given = (tuple(inlined), call.inputs, call.results, dtype, tuple(sorted(floats.items())), device_of(module))
+            return both_modes(module, inlined, call, dtype, shapes)
+        given = (tuple(inlined), call.inputs, call.results, dtype, device_of(module))
         key = (_in_any_mode(alike), *given)
         if key not in _RUN:
-            _RUN[key] = both_modes(module, inlined, call, dtype, floats, shapes)
+            _RUN[key] = both_modes(module, inlined, call, dtype, shapes)
         return _RUN[key]
 
     def known(model: Any, runs_on: str, samples: tuple[int, ...], notes: tuple[str, ...]) -> Forwards:

@@ -43,8 +43,7 @@ def _fingerprint_text(planned: Fingerprint) -> str:
         texts += [literal(each.evaluation)] if each.evaluation else []
         texts += [f"results={literal(each.results)}"] if each.results else []
         calls.append(call("dispatch.PlannedCall", texts))
-    items = [tuple_of(calls), literal(planned.dtype)]
-    return call("dispatch.Fingerprint", items + ([literal(planned.live)] if planned.live else []))
+    return call("dispatch.Fingerprint", [tuple_of(calls), literal(planned.dtype)])
 
 
 def field_text(name: str, value: object) -> str:

@@ -42,7 +42,7 @@ class Kind(IntEnum):
 
     FIXED = 0  # the model alone
     SIZE = 1  # the batch: a size of a tensor, or a product of such
-    LIVE = 2  # a float of a module, an argument, or something else that may differ in each call
+    LIVE = 2  # an argument, or something else that may differ in each call
 
 
 class Scalars:
@@ -51,7 +51,6 @@ class Scalars:
     def __init__(self, runs: Sequence[Run]) -> None:
         self._kinds: dict[str, Kind] = {}
         self._tensors: set[str] = set()
-        self._floats = runs[0].floats
         for name in runs[0].arguments:
             self._note(name, [run.arguments.get(name) for run in runs], Kind.LIVE)
 
@@ -73,7 +72,7 @@ class Scalars:
             self._kinds[name] = kind
 
     def _of(self, text: str) -> Kind:
-        return Kind.LIVE if text in self._floats else self._kinds.get(text, Kind.FIXED)
+        return self._kinds.get(text, Kind.FIXED)
 
     def _kind(self, step: Statement, values: Sequence[object]) -> Kind:
         read = self.read(step)
@@ -88,9 +87,7 @@ class Scalars:
         return Kind.SIZE if step.op == "mul" else Kind.LIVE
 
     def _is_tensor(self, ref: Ref) -> bool:
-        if ref.kind is RefKind.LOCAL:
-            return ref.text in self._tensors
-        return ref.text not in self._floats  # a Parameter or a buffer: other attributes are part of the text
+        return ref.kind is not RefKind.LOCAL or ref.text in self._tensors  # other attributes are part of the text
 
 
 def _is_number(value: object) -> bool:

@@ -70,7 +70,6 @@ class Run:
     calls: list[AtenCall] = field(default_factory=list)
     made: dict[int, object] = field(default_factory=dict)  # by place, what each statement returned
     tensors: dict[str, Tensor] = field(default_factory=dict)  # Parameters and buffers, by name
-    floats: frozenset[str] = frozenset()  # expressions of float attributes, which each call reads anew
 
 
 def recorded(
@@ -78,21 +77,17 @@ def recorded(
     examples: Examples,
     copied: Callable[[], nn.Module],
     as_written: Collection[str] = (),
-    floats: Collection[str] = (),
 ) -> tuple[Run, ...]:
     """A run for each batch size of the examples, in training, without gradients; () where the operations differ.
 
     Changes in place are recorded as they are: see `out_of_place`.
 
-    `copied` makes a copy of the owner. The targets in `as_written` are tensors of their own, whatever they are made of;
-    `floats` are the expressions of float attributes that each call reads anew.
+    `copied` makes a copy of the owner. The targets in `as_written` are tensors of their own, whatever they are made of.
     """
     calls = {call.batch: call for call in reversed(examples.calls)}
     steps = tuple(_marked(forward.statements, as_written))
     marked = replace(forward, statements=steps, guards=())
     runs = tuple(_recorded(marked, calls[batch], copied()) for batch in sorted(calls))
-    for run in runs:
-        run.floats = frozenset(floats)
     return runs if len(runs) > 1 and all(_names(run) == _names(runs[0]) for run in runs) else ()
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +18,8 @@ from loka.graph.capture.sources import Source
 from loka.graph.ir import CannotTraceError
 from loka.graph.trace.examples import ExampleCall
 from loka.graph.trace.printer import attribute, constant
-from loka.graph.trace.situations import FloatRead, followed, leaves_in
+from loka.graph.trace.situations import followed, leaves_in
 
-_EPS = re.compile(r"(\w*_)?eps(ilon)?\d*")  # names of floats that norms are recognised by: conditions, not read live
 _MANY = 4093  # times the difference between two example batches: as many rows as a model is trained on
 _PLAIN = (bool, int, float, str, type(None), dict)  # types that conditions on values tell
 _DECIDES = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "BOOL_TRUE", "BOOL_FALSE", "NONE_MATCH"})
@@ -32,10 +31,9 @@ class Conditions:
     def __init__(self, module: nn.Module, calls: Sequence[ExampleCall]) -> None:
         self._module, self._calls, self._first = module, calls, calls[0]
 
-    def of(self, captured: Captured, live: Collection[Source]) -> tuple[str, ...]:
-        """What has to hold in a call, as Python: sizes and plain arguments, and attributes that are not read live."""
+    def of(self, captured: Captured) -> tuple[str, ...]:
+        """What has to hold in a call, as Python: sizes, plain arguments and plain attributes."""
         self._check(captured.conditions)
-        said = {each.expression for each in live}
         given = bound_arguments(self._module, self._first)
         found = [*_ranks(captured.conditions, given), *(each.text for each in captured.conditions)]
         for name, parameter in inspect.signature(self._module.forward).parameters.items():
@@ -44,12 +42,10 @@ class Conditions:
             elif parameter.kind is parameter.VAR_KEYWORD:
                 found.append(f"list({name}) == {constant(list(given[name]))}")
         for read in captured.reads:
-            if read.source.root in given and read.source.expression not in said:
+            if read.source.root in given:
                 found += self._of_argument(read, followed(given[read.source.root], read.source.steps))
-            elif read.source.root in given and not self._is_annotated(read.source.root, "float"):
-                found.append(f"not isinstance({read.source.expression}, torch.Tensor)")
         for source, value in self._decided(captured):
-            if source.expression not in said and source.steps[-1][1] != "training":
+            if source.steps[-1][1] != "training":
                 found.append(_equals(self._expression(source), value))
         return tuple(dict.fromkeys(found))
 
@@ -64,24 +60,6 @@ class Conditions:
             other = next((each for each in conditions if not self._holds(each, given)), None)
             if other is not None:
                 raise CannotTraceError(f"is called in several ways: {other} in one call, and not in another")
-
-    def floats(self, captured: Captured) -> Iterator[FloatRead]:
-        """The floats that a forward may read in each call: arguments, and attributes of modules."""
-        held = (each for each in self._decided(captured) if self._may_change(each[0]))
-        for place, (source, value) in enumerate((*self._given(), *held)):
-            if type(value) is float:
-                yield FloatRead(source, value, value * (1 - (place + 1) / 1024) if value else (place + 1) / 1024)
-
-    def float_paths(self, captured: Captured, live: Collection[Source]) -> dict[str, bool]:
-        """The float attributes that are read, by path, and whether they are conditions instead of read in each call."""
-        read = {each.expression for each in live}
-        floats = (source for source, value in self._decided(captured) if type(value) is float)
-        return {str(each.path): each.expression not in read for each in floats if self._may_change(each)}
-
-    def _may_change(self, source: Source) -> bool:
-        """True for an attribute of a module that is no norm's eps; what an object, a list or a dict holds is none."""
-        *way, (kind, name) = source.steps
-        return kind == "." and not _EPS.fullmatch(str(name)) and isinstance(followed(self._module, way), nn.Module)
 
     def _decided(self, captured: Captured) -> Iterator[tuple[Source, Any]]:
         """The plain values of the user's own modules and objects that are read, with their sources."""
@@ -102,11 +80,6 @@ class Conditions:
             holder = value if isinstance(value, nn.Module) else holder
         return holder, value
 
-    def _given(self) -> list[tuple[Source, Any]]:
-        """What the arguments hold, with its sources."""
-        arguments = bound_arguments(self._module, self._first).items()
-        return [each for name, value in arguments for each in leaves_in(value, Source(name, (), ""))]
-
     def _of_argument(self, read: Read, value: Any) -> list[str]:
         """The conditions on one argument, or on what is in it, that a read stands for."""
         text = read.source.expression
@@ -120,7 +93,10 @@ class Conditions:
             return [*_type_is(text, value), f"len({text}) == {len(value)}"]
         if read.kind == "TYPE_MATCH" and type(value) not in _PLAIN:
             return _type_is(text, value)
-        return [_equals(text, value)] if read.kind in _DECIDES else []
+        if read.kind not in _DECIDES:
+            return []
+        may_be_tensor = type(value) is float and not self._is_annotated(read.source.root, "float")
+        return [*([f"not isinstance({text}, torch.Tensor)"] if may_be_tensor else []), _equals(text, value)]
 
     def _is_annotated(self, name: str, *kinds: str) -> bool:
         """True for an argument that is annotated with one of some classes alone."""

@@ -21,7 +21,7 @@ from loka.graph.trace.alignment import aligned, operations, placeholder_value
 from loka.graph.trace.conditions import bound_arguments, dotted
 from loka.graph.trace.examples import ExampleCall
 from loka.graph.trace.printer import TrainingFlag, constant
-from loka.graph.trace.situations import FloatRead, Seen
+from loka.graph.trace.situations import Seen
 
 IN_PLACE = {
     operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
@@ -76,7 +76,7 @@ class Merged:
     """The operations of several captures that are alike: constants that move become what has their values.
 
     The first has the casts that do nothing in others. `flags` are the paths of modules whose mode is read. `lost` says
-    what moves and is nothing that could be printed, `live` which floats are read in each call.
+    what moves and is nothing that could be printed.
     """
 
     def __init__(
@@ -85,12 +85,9 @@ class Merged:
         call: ExampleCall,
         seen: Sequence[Seen],
         flags: Sequence[str],
-        floats: Sequence[FloatRead],
     ) -> None:
         self._paths, self._captures = paths, [each.captured for each in seen]
         self._flags = {path: tuple(each.situation.mode(path) for each in seen) for path in flags}
-        self._floats = {tuple(f.other if each.situation.varied else f.value for each in seen): f.source for f in floats}
-        self.live: list[Source] = []
         self.lost: list[str] = []
         self.ops: list[Op] = []
         self._graph = fx.Graph()
@@ -170,7 +167,7 @@ class Merged:
         return self._moving(tuple(values))
 
     def _moving(self, values: tuple[Any, ...]) -> Any:
-        """A constant that moves: a flag, a dtype or a float."""
+        """A constant that moves: a flag, a dtype or a limit of one."""
         if isinstance(values[0], bool):
             paths = [path for path, pattern in self._flags.items() if pattern == values]
             if self._child in paths:
@@ -185,10 +182,6 @@ class Merged:
             if node is not None:
                 self._of_line[self._line, values] = node
                 return self._add("call_function", getattr, (node, "dtype"), {})
-        if isinstance(values[0], float) and values in self._floats:
-            source = self._floats[values]
-            self.live.append(source)
-            return self._attribute(source) if source.is_of_module else self._argument(source)
         if isinstance(values[0], float):
             for node, dtypes in reversed(self._dtypes):
                 limit = next((name for name in LIMITS if _limits(name, dtypes) == values), None)

@@ -1,17 +1,16 @@
 """Reading a forward: captured in several situations, and merged into one list of operations.
 
-A capture has constants where the forward reads what may change from call to call: flags, dtypes, float attributes. So
-a forward is captured with these varied together, each in a pattern of its own, and a constant that moves is printed as
-the expression that has its value in every capture. What moves otherwise is refused. Plain attributes that decide what
-is computed are conditions of the call, as sizes are.
+A capture has constants where the forward reads what may change from call to call: flags and dtypes. So a forward is
+captured with these varied together, each in a pattern of its own, and a constant that moves is printed as the
+expression that has its value in every capture. What moves otherwise is refused. Plain attributes that are read are
+conditions of the call, as sizes are.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,13 +32,11 @@ from loka.graph.trace.out_of_place import makes_its_result
 from loka.graph.trace.situations import (
     DIFFERENCES,
     SITUATIONS,
-    FloatRead,
     Seen,
     Situation,
     differentiable,
     in_situation,
     narrowed,
-    with_leaf,
 )
 
 
@@ -49,7 +46,6 @@ class Reading:
 
     ops: tuple[Op, ...]
     called: tuple[str, ...]
-    floats: Mapping[str, bool]  # float attributes that it reads, by path; True for those that are in conditions
     mode_dependent: tuple[str, ...]  # paths of modules whose mode is read, and of called children that may read theirs
     conditions: tuple[str, ...]  # on the arguments and attributes, as Python, under which these are the operations
     is_split: bool = False  # products with several of the sites are split, so that sums may round otherwise
@@ -91,22 +87,17 @@ class _Reader:
         """The merged captures."""
         seen = self.first_seen()
         _check_opaque(seen.captured)
-        floats = tuple(self._conditions.floats(seen.captured))
-        merged = self._merged(seen, floats)
-        if floats and (merged is None or merged.lost):
-            floats = tuple(each for each in floats if self._is_live(seen, each))
-            merged = self._merged(seen, floats)
+        merged = self._merged(seen)
         if merged is None:
             raise CannotTraceError(self.difference(seen.captured) or "does other operations in another mode or dtype")
         if merged.lost:
             raise CannotTraceError(f"{merged.lost[0]} is not the same in each call")
         first = seen.captured
-        conditions = self._conditions.of(first, merged.live)
+        conditions = self._conditions.of(first)
         self._conditions.check_calls(conditions)
-        floats_read = self._conditions.float_paths(first, merged.live)
         mode_dependent = (*self._flags(first), *self._mode_dependent_children(first))
         called = self._called(first)
-        return Reading(tuple(merged.ops), called, floats_read, mode_dependent, conditions, self._is_split)
+        return Reading(tuple(merged.ops), called, mode_dependent, conditions, self._is_split)
 
     def first_seen(self) -> Seen:
         """The capture in training, with gradients."""
@@ -116,9 +107,9 @@ class _Reader:
             self._observe()
             return self._seen(SITUATIONS[0])
 
-    def _merged(self, first: Seen, floats: Sequence[FloatRead]) -> Merged | None:
+    def _merged(self, first: Seen) -> Merged | None:
         """The operations in all situations; None where they are not the same ones, but for casts that do nothing."""
-        seen = [first, *(self._in_any_dtype(each, floats) for each in self._situations(first.captured, floats))]
+        seen = [first, *(self._in_any_dtype(each) for each in self._situations(first.captured))]
         seen.sort(key=lambda each: -len(operations(each.captured.graph)))
         whole = seen[0].captured
         if any(aligned(whole, each.captured) is None for each in seen):
@@ -130,9 +121,9 @@ class _Reader:
             seen.append(self._seen(replace(SITUATIONS[0], on=on)))
             if aligned(whole, seen[-1].captured) is None:
                 seen.pop()  # `other_conditions` meets the difference, too: such calls run the module's own forward
-        return Merged(self._paths, self._first, seen, flags, floats)
+        return Merged(self._paths, self._first, seen, flags)
 
-    def _situations(self, first: Captured, floats: Sequence[FloatRead]) -> tuple[Situation, ...]:
+    def _situations(self, first: Captured) -> tuple[Situation, ...]:
         """Those in which constants of a capture may move. That nothing else does is seen where both forwards run."""
         constants: list[Any] = []
         done = operations(first.graph)
@@ -144,39 +135,23 @@ class _Reader:
         if any(isinstance(each, torch.dtype) or (type(each) is float and each in limits) for each in constants):
             return SITUATIONS[1:]
         has_flag = self._flags(first) and any(each is True for each in constants)  # all modules are in training there
-        return (replace(SITUATIONS[0], training=False, varied=True),) if floats or has_flag else ()
+        return (replace(SITUATIONS[0], training=False),) if has_flag else ()
 
-    def _in_any_dtype(self, situation: Situation, floats: Sequence[FloatRead]) -> Seen:
+    def _in_any_dtype(self, situation: Situation) -> Seen:
         """A situation as it is seen, or with what the module can run: some cannot under autocast, or on bfloat16."""
         tried = [situation] if situation.narrow else []
         tried += [replace(situation, narrow=False)] if situation.autocast is not None else []
         for each in tried:
             with contextlib.suppress(CannotTraceError):
-                return self._seen(each, floats)
-        return self._seen(replace(situation, autocast=None, narrow=False), floats)
+                return self._seen(each)
+        return self._seen(replace(situation, autocast=None, narrow=False))
 
-    def _is_live(self, first: Seen, each: FloatRead) -> bool:
-        """True for a float that a capture has as it is: others are computed with, or decide what is done."""
-        other = self._seen(replace(SITUATIONS[0], varied=True), [each])
-        if aligned(first.captured, other.captured) is None:
-            return False
-        return not Merged(self._paths, self._first, [first, other], [], [each]).lost
-
-    def _seen(self, situation: Situation, floats: Sequence[FloatRead] = ()) -> Seen:
-        given = inspect.signature(self._module.forward).bind(
-            *copy_tree(self._first.args), **copy_tree(self._first.kwargs)
-        )
-        given.apply_defaults()
-        for each in floats if situation.varied else ():
-            if not each.source.is_of_module:
-                given.arguments[each.source.root] = with_leaf(
-                    given.arguments[each.source.root], each.source.steps, each.other
-                )
-        args, kwargs = given.args, given.kwargs
+    def _seen(self, situation: Situation) -> Seen:
+        args, kwargs = copy_tree(self._first.args), copy_tree(self._first.kwargs)
         if situation.narrow:
             args, kwargs = (map_tree(each, lambda x: narrowed(x, situation.autocast)) for each in (args, kwargs))
         with contextlib.ExitStack() as stack:
-            stack.enter_context(in_situation(self._module, situation, floats))
+            stack.enter_context(in_situation(self._module, situation))
             stack.enter_context(buffers_kept(self._module))  # a called BatchNorm counts, on fake tensors, too
             stack.enter_context(torch.set_grad_enabled(situation.gradients))
             if situation.gradients:  # without, torch reads through a function whose backward is the user's own
@@ -209,7 +184,7 @@ class _Reader:
         """Which part of a situation gives another graph, in words; None where none does."""
         seen = []
         for words, changed in DIFFERENCES:
-            seen.append(self._in_any_dtype(replace(SITUATIONS[0], **changed), ()).captured)
+            seen.append(self._in_any_dtype(replace(SITUATIONS[0], **changed)).captured)
             if aligned(first, seen[-1]) is None and aligned(seen[-1], first) is None:
                 return f"does other operations {words} {place_of_difference(first, seen[-1])}".rstrip()
         one, other = seen[-2:]

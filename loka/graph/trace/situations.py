@@ -1,4 +1,4 @@
-"""The situations in which a forward is captured: modes, gradients, autocast, dtypes of arguments, values of floats."""
+"""The situations in which a forward is captured: modes, gradients, autocast, dtypes of arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class Situation:
     gradients: bool
     autocast: torch.dtype | None = None
     narrow: bool = False  # floating-point arguments in that dtype, as inside of a model under autocast
-    varied: bool = False  # floats at other values
     on: frozenset[str] | None = None  # modules in training, all others in evaluation
 
     def mode(self, path: str) -> bool:
@@ -41,9 +40,9 @@ class Seen:
 
 SITUATIONS = (
     Situation(training=True, gradients=True),
-    Situation(training=False, gradients=False, autocast=torch.bfloat16, varied=True),
+    Situation(training=False, gradients=False, autocast=torch.bfloat16),
     Situation(training=True, gradients=False, autocast=torch.bfloat16, narrow=True),
-    Situation(training=False, gradients=True, autocast=torch.float16, narrow=True, varied=True),
+    Situation(training=False, gradients=True, autocast=torch.float16, narrow=True),
 )
 DIFFERENCES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("in training than in evaluation", {"training": False}),
@@ -54,26 +53,12 @@ DIFFERENCES: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class FloatRead:
-    """A float attribute that is read, with the value that it has where floats are varied."""
-
-    source: Source
-    value: float
-    other: float
-
-
 @contextlib.contextmanager
-def in_situation(module: nn.Module, situation: Situation, floats: Sequence[FloatRead]) -> Iterator[None]:
-    """A module in the modes of a situation and, where these are varied, with float attributes at their other values."""
+def in_situation(module: nn.Module, situation: Situation) -> Iterator[None]:
+    """A module in the modes of a situation."""
     with unchanged(module):
         for name, child in module.named_modules():
             child.training = situation.mode(name)
-        for each in floats if situation.varied else ():
-            if each.source.is_of_module:
-                *way, (_, name) = each.source.steps
-                with contextlib.suppress(AttributeError, TypeError):  # one that cannot be set is not varied
-                    setattr(followed(module, way), name, each.other)
         yield
 
 
@@ -94,17 +79,6 @@ def leaves_in(value: Any, source: Source) -> Iterator[tuple[Source, Any]]:
         return
     for key, item in parts:
         yield from leaves_in(item, Source(source.root, (*source.steps, ("[]", key)), ""))
-
-
-def with_leaf(value: Any, steps: Sequence[tuple[str, Any]], other: Any) -> Any:
-    """An argument with another leaf."""
-    if not steps:
-        return other
-    (_, key), *rest = steps
-    if isinstance(value, dict):
-        return {**value, key: with_leaf(value[key], rest, other)}
-    items = [with_leaf(item, rest, other) if place == key else item for place, item in enumerate(value)]
-    return items if isinstance(value, list) else tuple(items)
 
 
 def differentiable(value: Any) -> Any:

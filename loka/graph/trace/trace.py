@@ -106,9 +106,8 @@ def trace_forward(
         if not quick:
             others = other_conditions(module, forward, examples, copied, reading.mode_dependent)
             forward = replace(forward, guards=tuple(dict.fromkeys((*forward.guards, *others))))
-            forward = replace(forward, fingerprint=_fingerprint(module, forward.inlined, examples, reading.floats))
-        live = frozenset(attribute(module, path) for path, is_condition in reading.floats.items() if not is_condition)
-        taken, shapes = _canonical(_Traced(module, forward, examples, copied, quick, live), weights, printed.lines)
+            forward = replace(forward, fingerprint=_fingerprint(module, forward.inlined, examples))
+        taken, shapes = _canonical(_Traced(module, forward, examples, copied, quick), weights, printed.lines)
     except CannotTraceError as error:
         return Refused(owner, str(error), error.inside)
     return with_findings(with_torch_modules(taken, module, shapes), shapes)
@@ -116,14 +115,13 @@ def trace_forward(
 
 @dataclass(frozen=True, slots=True)
 class _Traced:
-    """A forward that passed the equivalence check; `live` are the expressions of floats that each call reads."""
+    """A forward that passed the equivalence check."""
 
     module: nn.Module
     forward: ForwardIR
     examples: Examples
     copied: Callable[[], nn.Module]
     quick: bool
-    live: frozenset[str]
 
 
 def _canonical(
@@ -136,7 +134,7 @@ def _canonical(
     """
     module, forward, examples, copied = traced.module, traced.forward, traced.examples, traced.copied
     casts = telling_casts(forward, examples, copied)
-    runs = recorded(forward, examples, copied, casts, traced.live)
+    runs = recorded(forward, examples, copied, casts)
     if not runs:
         raise CannotTraceError("does other operations at another batch size")
     changed = out_of_place_runs(forward, runs)
@@ -163,15 +161,13 @@ def _canonical(
     return made, found.shapes
 
 
-def _fingerprint(
-    module: nn.Module, inlined: Collection[str], examples: Examples, floats: Mapping[str, bool]
-) -> Fingerprint:
+def _fingerprint(module: nn.Module, inlined: Collection[str], examples: Examples) -> Fingerprint:
     """The fingerprint of the module's own forward. Raises CannotTraceError where torch cannot read that."""
     first = examples.calls[0].batch
     calls = [(each.args, each.kwargs) for each in examples.calls if each.batch == first]
     others = [(each.args, each.kwargs) for each in examples.calls if each.batch != first]
     try:
-        return fingerprint(module, inlined, calls, others, floats)
+        return fingerprint(module, inlined, calls, others)
     except CannotCaptureError as error:
         raise CannotTraceError(f"torch cannot read its forward, to compare it with a live model's: {error}") from error
 

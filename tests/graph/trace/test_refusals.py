@@ -224,28 +224,26 @@ def test_roots_of_sizes_and_loops_compile_for_every_batch(kind: type[nn.Module])
         assert torch.equal(compiled(x), module(x))
 
 
-def test_a_float_attribute_that_a_schedule_changes_is_read_anew() -> None:
-    module = zoo.FloatAttribute()
-    answer = trace(module)
+@pytest.mark.parametrize(
+    ("kind", "inline", "holder", "name"),
+    [
+        (zoo.FloatAttribute, (), "", "scale"),
+        (zoo.WithNorm, ("norm",), "norm", "gain"),
+    ],
+)
+def test_a_float_is_a_condition(kind: type[nn.Module], inline: tuple[str, ...], holder: str, name: str) -> None:
+    module = kind()
+    answer = trace(module, inline=inline)
     assert isinstance(answer, ForwardIR)
     bound, x = with_forward(copy.deepcopy(module), answer), torch.randn(3, 8)
-    bound.scale = module.scale = 3.0
-    assert torch.equal(bound(x), module(x))
-
-
-def test_a_float_of_an_inlined_child_is_read_anew() -> None:
-    module = zoo.WithNorm()
-    answer = trace(module, inline=("norm",))
-    assert isinstance(answer, ForwardIR)
-    assert answer.inlined == ("norm",)
-    assert any("self.norm.gain" in statement.text() for statement in answer.statements)
-    bound, x = with_forward(copy.deepcopy(module), answer), torch.randn(3, 8)
-    bound.norm.gain = module.norm.gain = 2.0
-    assert torch.equal(bound(x), module(x))
+    torch.testing.assert_close(bound(x), module(x))
+    setattr(bound.get_submodule(holder), name, 3.0)
+    with pytest.raises(InputError):
+        bound(x)
 
 
 class Sums(nn.Module):
-    """A norm by sums, and a float that is no eps."""
+    """A norm by sums, and a factor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,19 +266,16 @@ class Explores(nn.Module):
         return made
 
 
-def test_a_float_that_decides_or_is_computed_with_is_a_condition_and_others_are_read_anew() -> None:
+def test_each_float_of_a_norm_by_hand_is_a_condition() -> None:
     module = Explores()
     answer = trace(module, inline=("norm",))
     assert isinstance(answer, ForwardIR)
     assert answer.fingerprint is not None
     texts = [statement.text() for statement in answer.statements]
-    assert any("self.norm.steps" in text for text in texts), texts
     assert any("rms_norm(matmul, (8,), None, 0.001)" in text for text in texts), texts
-    assert not any("self.norm._eps" in text or "self.epsilon" in text for text in texts)
-    assert set(answer.guards) == {"self.epsilon == 0.5", "self.norm._eps == 0.001"}
-    assert answer.fingerprint.live == (("norm.steps", "2.5", False),)
+    assert not any(name in text for text in texts for name in ("self.norm._eps", "self.norm.steps", "self.epsilon"))
+    assert set(answer.guards) == {"self.epsilon == 0.5", "self.norm._eps == 0.001", "self.norm.steps == 2.5"}
     bound, x = with_forward(copy.deepcopy(module), answer), torch.randn(3, 8)
-    module.norm.steps = bound.norm.steps = 1.5
     torch.testing.assert_close(bound(x), module(x))
     for changed, planned in (
         ((module.norm, "_eps", 2.0), (module.norm, "_eps", 0.001)),
@@ -304,8 +299,11 @@ def test_signature_and_defaults_are_kept() -> None:
     assert answer.arguments == ("x", "/", "scale=2.0", "*", "shift=-1.0")
     module = zoo.Keywords()
     bound, x = with_forward(copy.deepcopy(module), answer), torch.randn(3, 8)
-    assert torch.equal(bound(x, scale=3.0, shift=0.5), module(x, scale=3.0, shift=0.5))
-    assert torch.equal(bound(x, 4.0), module(x, 4.0))
+    assert torch.equal(bound(x, scale=2.0, shift=-1.0), module(x, scale=2.0, shift=-1.0))
+    assert torch.equal(bound(x, 2.0), module(x, 2.0))
+    for other in ({"scale": 3.0}, {"shift": 0.5}):
+        with pytest.raises(InputError):
+            bound(x, **other)
 
 
 def test_the_module_is_left_as_it_was() -> None:
