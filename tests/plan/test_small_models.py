@@ -52,18 +52,24 @@ class Clamps(nn.Module):
 
 
 class Scaled(nn.Module):
-    """A number that each call reads anew stands between a linear, or a sum, and what follows."""
+    """A number stands between a linear, or a sum, and what follows."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.third = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
-        self.norm, self.scale = nn.LayerNorm(64), 1.0
+        self.norm, self.scale = nn.LayerNorm(64), 0.5
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.relu(self.first(x) * self.scale)
         y = torch.relu((self.second(y) + x) * self.scale)
         made: Tensor = self.third(self.norm(y)).relu()
         return made
+
+
+class ScaledByOne(Scaled):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
 
 
 class Clamp(nn.Module):
@@ -164,6 +170,14 @@ def site(plan: Plan, name: str) -> SitePlan:
     ("model", "regions"),
     [
         ("Scaled", {"first": (), "second": ("linear", "add"), "third": ("layer_norm", "linear", "relu")}),
+        (
+            "ScaledByOne",
+            {
+                "first": ("linear", "relu"),
+                "second": ("linear", "add", "relu"),
+                "third": ("layer_norm", "linear", "relu"),
+            },
+        ),
         (
             "Clamps",
             {

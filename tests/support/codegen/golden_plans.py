@@ -58,7 +58,7 @@ def linears() -> Plan:
         plans.tower_forward("deep.fc", "self.inner."),
         arguments=("x", "*", "mask=None"),
         guards=("mask is None",),
-        fingerprint=Fingerprint(calls, "float32", (("scale", "0.5", False),)),
+        fingerprint=Fingerprint(calls, "float32"),
         rewritten=("merge_siblings",),
     )
     deep = PlannedBinding(
