@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import runpy
 import subprocess
 import sys
@@ -102,13 +103,16 @@ def test_a_policy_is_loaded_planned_and_generated(policy: Path) -> None:
     assert (policy.parent / "elsewhere" / "plan.json").exists()
 
 
-def test_planning_seeds_no_gpu(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody would restore its random state."""
+def test_planning_seeds_no_gpu_and_leaves_torchs_logs(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would restore the GPU's random state."""
     seeded: list[int] = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    logs = [logging.getLogger(name) for name in ("torch.__trace", "torch._dynamo")]
+    before = [(log.disabled, list(log.handlers)) for log in logs]
     policy.write_text(POLICY.replace("compute: fp8", "compute: fp8, fuse: always"), encoding="utf-8")
     assert any(site.region for site in loka.make_plan(policy).sites)
     assert seeded == []
+    assert [(log.disabled, log.handlers) for log in logs] == before
 
 
 def test_an_edited_file_is_told_and_overwritten_by_force_alone(policy: Path) -> None:

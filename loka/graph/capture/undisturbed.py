@@ -60,7 +60,7 @@ def left_as_it_was(module: nn.Module) -> Iterator[None]:
     """Everything that a capture could change outside of it, restored: attributes, random states, settings, warnings."""
     counters = torch._dynamo.utils.counters
     counted = {name: counter.copy() for name, counter in counters.items()}
-    logs = {log: log.disabled for log in map(logging.getLogger, _LOGS)}
+    logs = {log: (log.disabled, log.handlers) for log in map(logging.getLogger, _LOGS)}
     imported = getattr(torch._dynamo.symbolic_convert, "_import_module", None)
     if imported is not None:
         imported.cache_clear()  # by name: a file that is imported again is another module
@@ -68,14 +68,14 @@ def left_as_it_was(module: nn.Module) -> Iterator[None]:
         with unchanged(module), warnings.catch_warnings(), torch.compiler.set_stance("default"), _settings():
             warnings.simplefilter("ignore")
             for log in logs:
-                log.disabled = True
+                log.disabled, log.handlers = True, []  # torch makes records, with stacks, for a log that has handlers
             yield
     finally:
         for cached in vars(torch.fx.experimental.symbolic_shapes.ShapeEnv).values():
             if hasattr(cached, "cache_clear"):  # of the process, and would keep a capture's symbols
                 cached.cache_clear()
-        for log, disabled in logs.items():
-            log.disabled = disabled
+        for log, (disabled, handlers) in logs.items():
+            log.disabled, log.handlers = disabled, handlers
         counters.clear()
         counters.update(counted)
 
