@@ -397,9 +397,7 @@ class _Writer:
 
     def _note(self, value: Value, place: int | None) -> str:
         places = self._graph.holders.get(value.node, []) if place is None else [place]
-        step = self._statements[places[0] if places else max(value.node.place, 0)]
-        of_child = step.call is not None and step.call.site == step.note and isinstance(value.node, Product)
-        return step.note.rpartition(".")[0] if of_child else step.note
+        return self._statements[places[0] if places else max(value.node.place, 0)].note
 
 
 def _paired(op: str, left: Arg, right: Arg) -> Call:
