@@ -1,7 +1,8 @@
 """The two runs of a check: the model by its own GEMMs, and its bound modules in FP8, each by itself.
 
 In the second run the values between the modules are those of the first: outputs on their way forward, gradients of
-outputs and inputs on their way back. So what differs at a module was made in it, no error of another is in it, and one
+outputs and inputs on their way back; and so is what a module hands to a bound one inside of it, as a merged GEMM of a
+forward does to the layers behind it. So what differs at a module was made in it, no error of another is in it, and one
 run names every module at fault. Gradients are asked for by torch.autograd.grad: no `.grad` is touched, and none of the
 hooks that wait for one runs (DDP's reducer, optimizers in the backward).
 """
@@ -46,6 +47,7 @@ class ModuleCall:
     """One call of a bound module: tensors of its inputs and outputs that take part in the backward."""
 
     inputs: list[GradientEdge] = field(default_factory=list)
+    given: list[Tensor] = field(default_factory=list)  # values of the inputs, inside of another bound module
     outputs: list[GradientEdge | None] = field(default_factory=list)  # None: needs no gradient
     values: list[Tensor] = field(default_factory=list)  # of the outputs
     output_grads: list[Tensor | None] = field(default_factory=list)
@@ -68,6 +70,7 @@ class WatchedRun(ABC):
 
     def __init__(self, bound: Sequence[BoundModule]) -> None:
         self.modules = {each.name: ModuleRun(each) for each in bound}
+        self._running: list[ModuleRun] = []  # the innermost last
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -86,6 +89,8 @@ class WatchedRun(ABC):
             return None if is_recomputation() else self._enter(run, module, args, kwargs)
 
         def left(module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+            if not is_recomputation():
+                self._running.pop()
             return self._leave(run, out)
 
         before = run.bound.module.register_forward_pre_hook(entered, with_kwargs=True)
@@ -98,9 +103,12 @@ class WatchedRun(ABC):
                 f"guard: {shown(run.bound.name)} ran without gradients in `loss`, so that none can be compared: take "
                 f"torch.no_grad() away; {_REENTRANT}"
             )
-        call = ModuleCall()
+        call, around = ModuleCall(), self._running[-1] if self._running else None
+        self._running.append(run)
 
         def tap(value: Any) -> Any:
+            if around is not None and _is_floating(value):
+                value = self._given(run, around, value)
             if not (isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()):
                 return value
             own = self._input(run, len(call.inputs), value)
@@ -116,12 +124,20 @@ class WatchedRun(ABC):
         return value.view_as(value)
 
     @abstractmethod
+    def _given(self, run: ModuleRun, around: ModuleRun, value: Tensor) -> Tensor:
+        """An input of a module that is called in the forward of another bound one, or what takes its place."""
+
+    @abstractmethod
     def _leave(self, run: ModuleRun, out: Any) -> Any:
         """The module's output, or what takes its place."""
 
 
 class OwnRun(WatchedRun):
     """The run by the modules' own forwards: keeps outputs and gradients."""
+
+    def _given(self, run: ModuleRun, around: ModuleRun, value: Tensor) -> Tensor:
+        run.calls[-1].given.append(value.detach().clone())
+        return value
 
     def _leave(self, run: ModuleRun, out: Any) -> Any:
         if is_recomputation():
@@ -154,6 +170,17 @@ class Fp8Run(WatchedRun):
         super().__init__(bound)
         self._own = own
 
+    def _given(self, run: ModuleRun, around: ModuleRun, value: Tensor) -> Tensor:
+        calls, call = self._own.modules[run.bound.name].calls, run.calls[-1]
+        call.given.append(value)
+        expected = calls[len(run.calls) - 1].given if len(run.calls) <= len(calls) else []
+        if len(call.given) > len(expected):
+            return value
+        own = expected[len(call.given) - 1]
+        around.figures.append(difference(OUTPUT, value.detach(), own))
+        # The gradient is the other run's by `_input` already.
+        return _Instead.apply(value, own, lambda arrived: arrived)  # type: ignore[no-untyped-call,no-any-return]
+
     def _input(self, run: ModuleRun, number: int, value: Tensor) -> Tensor:
         """An input whose gradient, once it is seen, gives way to that of the other run."""
         calls = self._own.modules[run.bound.name].calls
@@ -177,7 +204,9 @@ class Fp8Run(WatchedRun):
             value, grad = next(expected)
             if not again:
                 run.figures.append(difference(OUTPUT, tensor.detach(), value))
-            return _Instead.apply(tensor, value, grad)  # type: ignore[no-untyped-call]
+            return _Instead.apply(  # type: ignore[no-untyped-call]
+                tensor, value, lambda arrived: torch.zeros_like(arrived) if grad is None else grad
+            )
 
         leaves, structure = tree_flatten(out)
         return tree_unflatten([replaced(leaf) for leaf in leaves], structure)
@@ -200,17 +229,17 @@ class Fp8Run(WatchedRun):
 
 
 class _Instead(torch.autograd.Function):
-    """The output of the other run in the place of a module's, and its gradient in the place of what arrives."""
+    """A tensor of the other run in the place of this one's, and its gradient in the place of what arrives."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, value: Tensor, grad: Tensor | None) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, value: Tensor, grad: Callable[[Tensor], Tensor]) -> Tensor:
         ctx.grad = grad
         ctx.dtype = tensor.dtype
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return (torch.zeros_like(grad) if ctx.grad is None else ctx.grad).to(ctx.dtype), None, None
+        return ctx.grad(grad).to(ctx.dtype), None, None
 
 
 def gradients(loss: Tensor, wanted: Sequence[Any]) -> Iterator[Tensor | None]:

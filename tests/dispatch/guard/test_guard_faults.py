@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
+from torch import nn
 
 import loka
 from loka import dispatch
@@ -197,3 +200,49 @@ def test_a_module_that_was_restored_by_hand_may_fall_again(model, patch, monkeyp
     train(model, guard, 5)
     assert len(guard.events) == 2
     assert patch.sites == SITES
+
+
+class Experts(nn.Module):
+    """Two experts whose first layers read one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c, self.d = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x):
+        return (self.c(self.a(x).relu()) + self.d(self.b(x).tanh())).sum(1, keepdim=True)
+
+
+MERGED = """\
+version: 1
+name: merged
+model:
+  factory: "tests.dispatch.guard.test_guard_faults:Experts"
+  inputs: "tests.dispatch.guard.test_guard_faults:rows"
+  batch_size: 16
+target: reference
+defaults: {compute: fp8, scaling: rowwise, fuse: never}
+mods: [{use: merge_siblings}]
+"""
+
+
+def rows(batch_size):
+    return (torch.randn(batch_size, 32),)
+
+
+@pytest.mark.parametrize("site", ["a+b", "c"])
+def test_a_fault_around_bound_modules_is_not_theirs(tmp_path, monkeypatch, site):
+    (tmp_path / "merged.yaml").write_text(MERGED)
+    loka.generate(tmp_path / "merged.yaml", tmp_path / "merged_experts")
+    monkeypatch.syspath_prepend(tmp_path)
+    model, package = Experts(), importlib.import_module("merged_experts")
+    patch = package.apply(model)
+    assert set(patch.sites) == {"a+b", "c", "d"}
+    kernels, faulty = package.modules.kernels, counter_id(patch, site)
+    plain = kernels.linear_e4m3_rowwise
+    monkeypatch.setattr(kernels, "linear_e4m3_rowwise", lambda *each: plain(*each) * (1.5 if each[-1] == faulty else 1))
+    guard = loka.Guard(model, patch, loss=loss, every=1)
+    train(model, guard, LIMIT, stop=lambda: guard.events)
+    assert [name for event in guard.events for name in event.sites] == [site]
+    assert set(patch.sites) == {"a+b", "c", "d"} - {site}
