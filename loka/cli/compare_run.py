@@ -180,7 +180,8 @@ class TimeLeft:
         if not trained:
             return ""
         left = max(0, self._total - len(self._file))
-        return f"; at most {(time.monotonic() - self._start) / trained * left / 60:.0f} min left"
+        seconds = (time.monotonic() - self._start) / trained * left
+        return f"; at most {seconds / 60:.0f} min left" if seconds >= 60 else f"; at most {seconds:.0f} s left"
 
 
 def asdict_of(job: TrainingJob) -> dict[str, Any]:

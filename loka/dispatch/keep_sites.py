@@ -42,14 +42,16 @@ def chosen_modules(
         others = [site for site in sites if site not in named]
         if named and others:
             problems.append(
-                f"{', '.join(named)}: shares one generated forward with {', '.join(others)}: name these too, or write "
-                "`compute: keep` for it in the policy and run loka generate"
+                f"{', '.join(named)}: shares one generated forward with {', '.join(others)}: name these too"
+                + (", or write `compute: keep` for it in the policy and run loka generate" if verb == "keep" else "")
             )
         elif named:
             found.append(number)
     if problems:
         raise BindError(
-            f"{package}: not all of these sites can go back alone; nothing was changed:", Code.SHARED_FORWARD, problems
+            f"{package}: {verb}: not all of these sites can go alone; nothing was changed:",
+            Code.SHARED_FORWARD,
+            problems,
         )
     return found
 
@@ -58,5 +60,5 @@ def _hint(pattern: str, known: Sequence[str]) -> str:
     """Hint on similar names; a site that mods merged from several has their names joined by "+"."""
     close = difflib.get_close_matches(pattern, known, n=2, cutoff=0.4)
     hint = f"nearest: {', '.join(close)}" if close else f"there are {len(known)}: see patch.sites"
-    merged = [site for site in known if "+" in site and site not in close]
+    merged = [site for site in known if "+" in site]
     return hint + (f"; mods made one of several linears: {', '.join(merged[:_SHOWN])}" if merged else "")

@@ -219,11 +219,9 @@ def _lacking(seen: SiteProfile, gemm: Gemm, requested: OperandPair) -> str:
     return f"no evidence for {format_operands(gemm, requested)}: run loka probe"
 
 
-def with_merged_sites(known: ProfiledSites | None, sites: Sequence[Site]) -> ProfiledSites | None:
+def with_merged_sites(known: ProfiledSites, sites: Sequence[Site]) -> ProfiledSites:
     """The profile extended by merged sites, as far as the evidence for their members carries over."""
     merged = [site for site in sites if site.members and site.blocked is None]
-    if known is None or not merged:
-        return known
     found = _merged(known.sites, merged)
     return replace(known, sites={**known.sites, **found}, merged=frozenset(found))
 

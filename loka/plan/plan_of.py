@@ -181,7 +181,7 @@ def _decided_without(
         modded = with_site_mods(policy.mods, sites, settings, siblings, tracer, interacting.mixing)
     sites, settings = modded.sites, modded.settings
     trace = OwnerTracer(modded.trace, requested_owners(policy.mods, model, examined.flow))
-    evidence = with_merged_sites(known, sites)
+    evidence = None if known is None else with_merged_sites(known, sites)
     situation = Situation(
         policy.target,
         policy.model.batch_size,

@@ -171,6 +171,15 @@ def test_labels_that_no_metric_takes_name_their_head(job: TrainingJob) -> None:
         train_pair(ones, lambda model: None, 0)
 
 
+def test_a_head_of_another_quantity_is_refused_before_any_step(job: TrainingJob) -> None:
+    made = replace(job_of(job, "dict"), loss=lambda output, target: pytest.fail("trained"))
+    minutes = replace(made, test_batches=lambda size, seed: [
+        (inputs, target | {"buy": 2.5 * target["buy"]}) for inputs, target in made.test_batches(size, seed)
+    ])  # fmt: skip
+    with pytest.raises(InputError, match=r"batch 1: head buy: its labels must be 0 .* leave a head that predicts ano"):
+        train_pair(minutes, lambda model: None, 0)
+
+
 BASE = TrainResult(0.8, 0.75, 0.5, 1.0, 1, 1, 1.0, (0.5,))
 
 

@@ -123,6 +123,15 @@ def test_what_is_no_name_is_an_error_that_says_how_to_pass_several(given, model)
 
 
 def test_a_linear_that_mods_merged_is_told_under_the_name_of_all() -> None:
-    with pytest.raises(dispatch.BindError, match=r"matches 'q' \(.*; mods made one of several linears: q\+k\+v\)"):
-        chosen_modules("made", "keep", ["q"], [("out",), ("q+k+v",)], ["out", "q+k+v"])
+    for pattern in ("q", "q+k"):  # the second is near to the name of all
+        with pytest.raises(dispatch.BindError, match=r"matches 'q.*\(.*; mods made one of several linears: q\+k\+v\)"):
+            chosen_modules("made", "keep", [pattern], [("out",), ("q+k+v",)], ["out", "q+k+v"])
     assert chosen_modules("made", "keep", ["q+k+v"], [("out",), ("q+k+v",)], ["out", "q+k+v"]) == [1]
+
+
+@pytest.mark.parametrize(("verb", "remedy"), [("keep", True), ("restore", False)])
+def test_sites_of_one_forward_go_together_either_way(verb, remedy) -> None:
+    with pytest.raises(dispatch.BindError, match=f"made: {verb}: not all of these sites can go alone") as error:
+        chosen_modules("made", verb, ["up"], [("up", "down")], ["up", "down"])
+    assert "up: shares one generated forward with down: name these too" in str(error.value)
+    assert ("compute: keep" in str(error.value)) is remedy

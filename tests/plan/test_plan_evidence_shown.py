@@ -104,6 +104,14 @@ def test_explain_says_what_is_not_there(sites, seen, note, make_plan, make_site,
     assert (found.note, found.recipes) == (note, ())
 
 
+def test_explain_shows_a_merged_site_the_evidence_of_its_members(make_plan, make_site, make_known, make_estimate):
+    merged = replace(make_site(), members=("a", "b"))
+    known = make_known({"a": (make_estimate(),), "b": (make_estimate(),)})
+    found = explain(make_plan(merged, known=known), NAME, known).evidence
+    assert found.note == ""
+    assert [each.gemm for each in found.recipes] == [make_estimate().gemm]
+
+
 def test_explain_says_that_a_range_came_from_the_profile(make_plan, make_site, make_settings, make_known):
     static = make_settings(Compute.FP8, recipe=OperandRecipe(range=Range.STATIC))
     known = make_known({NAME: ()}, amax=2.5)

@@ -16,7 +16,7 @@ ONLY = ""  # the name of the head of a model whose output is one logit
 def by_head(output: Any, target: Any, heads: Sequence[Head]) -> dict[str, tuple[Tensor, Tensor]]:
     """Logits and labels of each head, by its name, in the model's shapes. Without `heads` there is ONLY one.
 
-    Raises TrainingCallError unless each head has one logit and one label for each sample.
+    Raises TrainingCallError unless each head has one logit and one label, 0 or 1, for each sample.
     """
     if not heads:
         return {ONLY: _checked("", output, target)}
@@ -46,6 +46,12 @@ def _part_of(value: Any, head: Head, what: str) -> Any:
 
 def _checked(head: str, output: object, target: object) -> tuple[Tensor, Tensor]:
     if isinstance(output, Tensor) and isinstance(target, Tensor) and output.numel() == target.numel():
+        if not bool(((target == 0) | (target == 1)).all()):
+            raise TrainingCallError(
+                TEST,
+                f"{head}its labels must be 0 (no click) and 1 (click) alone, of which NE and AUC are; leave a head that "
+                "predicts another quantity out of train: {heads: [...]}: it is trained, and not judged",
+            )
         return output, target
     raise TrainingCallError(
         TEST,

@@ -93,7 +93,7 @@ def command(
             note(f"wrote {schema}, for your editor")
         except InputError as error:  # the policy is complete without it
             note(f"note: {error}")
-    following = f"loka plan {path}"
+    following = f"loka {'probe' if batches and loss else 'plan'} {path}"
     note(f"wrote {path}; next: {following}")
     if as_json:
         sites = len(found.sites)

@@ -14,7 +14,7 @@ from loka.graph.sites import flow
 from loka.graph.sites.op_names import BOUNDARIES
 from loka.kernels.fused.norm.activations import ACTIVATIONS
 from loka.numerics.enums import OPERANDS, Gemm
-from loka.plan.evidence import NEVER_RAN, ProfiledSites, evidence_of, ran
+from loka.plan.evidence import NEVER_RAN, ProfiledSites, evidence_of, ran, with_merged_sites
 from loka.plan.format import format_gemm, format_operands, format_place, format_speedup
 from loka.plan.mod_words import Touch, touches
 from loka.plan.plan import GatherPlan, InteractionPlan, Plan, SitePlan
@@ -285,6 +285,7 @@ def _bound_in(plan: Plan, name: str) -> str:
 
 
 def _evidence(known: ProfiledSites, found: SitePlan) -> SiteEvidence:
+    known = with_merged_sites(known, [found.site])
     profile, seen = known.profile, known.sites.get(found.site.name)
     budget, timing = budget_of(found.history), found.timing
     running = {gemm.gemm: format_gemm(gemm) for gemm in found.gemms}
