@@ -132,7 +132,9 @@ def test_training_functions_on_the_command_line_need_no_edit(shop, loka):
     """Three commands from a model to a package with evidence, without an edit."""
     out = ["-o", "policies/first.yaml", "--batch-size", "32"]
     training = ["--batches", "shopmodel:batches", "--loss", "shopmodel:loss"]
-    assert loka("init", "shopmodel:build", *out, *training).status == 0
+    drafted = loka("init", "shopmodel:build", *out, *training)
+    assert drafted.status == 0
+    assert drafted.err.endswith("next: loka probe policies/first.yaml\n")
     policy = load_policy("policies/first.yaml")
     assert policy.train is not None
     assert (policy.train.batches, policy.train.loss) == ("shopmodel:batches", "shopmodel:loss")

@@ -49,8 +49,8 @@ def _checked(head: str, output: object, target: object) -> tuple[Tensor, Tensor]
         if not bool(((target == 0) | (target == 1)).all()):
             raise TrainingCallError(
                 TEST,
-                f"{head}its labels must be 0 (no click) and 1 (click) alone, of which NE and AUC are; leave a head that "
-                "predicts another quantity out of train: {heads: [...]}: it is trained, and not judged",
+                f"{head}its labels must be 0 (no click) and 1 (click) alone, of which NE and AUC are; leave a head "
+                "that predicts another quantity out of train: {heads: [...]}: it is trained, and not judged",
             )
         return output, target
     raise TrainingCallError(
