@@ -38,9 +38,10 @@ def command(
         plan = planned(policy).plan
         if loaded.train is not None:
             job_of(loaded, None, "cpu", tested=loaded.train.test is not None)
-        sites = len(plan.called)
+        sites, before = len(plan.called), sum(max(1, len(each.site.members)) for each in plan.called)
         result["sites"] = sites
         text += f", {sites} sites" if sites else ", but the model has no GEMM: nothing of it can run in FP8"
+        text += f" ({before} before mods made one of several)" if before != sites else ""
         over = over_budget_message(plan)
         if over:
             note(f"warning: {over}")
