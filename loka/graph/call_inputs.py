@@ -6,6 +6,7 @@ Tensors, plain values, tuples, lists, dicts and dataclasses are known; anything 
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import math
 import sys
@@ -64,6 +65,21 @@ def _form(one: Any, other: Any, name: str) -> Any:
     raise CannotCaptureError(f"among its {name} is a {qualified(kind)}, which a package cannot describe")
 
 
+def described_results(observed: Mapping[str, tuple[Any, Any]]) -> tuple[tuple[str, str], ...]:
+    """What children were observed to return in two calls, each as a literal; only what has one is there."""
+    found: list[tuple[str, str]] = []
+    for path, (one, other) in sorted(observed.items()):
+        with contextlib.suppress(CannotCaptureError):
+            found.append((path, repr(_form(one, other, "results"))))
+    return tuple(found)
+
+
+def results_of(text: str, fakes: FakeModules) -> tuple[Any, Any]:
+    """Fakes of what a child returned in two calls, by its literal."""
+    form = ast.literal_eval(text)
+    return _made(form, fakes), _made(form, fakes, which=1)
+
+
 def inputs_of(text: str, fakes: FakeModules) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Fake arguments by a text of `described`; sizes that differ between batch sizes may become symbols.
 
@@ -73,15 +89,15 @@ def inputs_of(text: str, fakes: FakeModules) -> tuple[tuple[Any, ...], dict[str,
     return args, kwargs
 
 
-def _made(form: Any, fakes: FakeModules) -> Any:
-    """What a literal is of; its tensors have the first of two sizes."""
+def _made(form: Any, fakes: FakeModules, which: int = 0) -> Any:
+    """What a literal is of; `which` of two sizes its tensors have."""
     if not isinstance(form, tuple):
         return form
     kind, *held = form
     if kind == "tensor":
         dtype, sizes = held
         made = fakes.tensor(
-            tuple(size[0] if isinstance(size, tuple) else size for size in sizes), getattr(torch, dtype)
+            tuple(size[which] if isinstance(size, tuple) else size for size in sizes), getattr(torch, dtype)
         )
         if made.is_floating_point():  # as behind another layer: it needs a gradient, and may be changed in place
             made = made.requires_grad_().clone()
@@ -94,14 +110,14 @@ def _made(form: Any, fakes: FakeModules) -> Any:
     if kind == "dtype":
         return getattr(torch, held[0])
     if kind == "dict":
-        return {key: _made(item, fakes) for key, item in held[0]}
+        return {key: _made(item, fakes, which) for key, item in held[0]}
     if kind == "dataclass":
         cls = _class(held[0])
         made = object.__new__(cls)
         for name, item in held[1]:
-            object.__setattr__(made, name, _made(item, fakes))
+            object.__setattr__(made, name, _made(item, fakes, which))
         return made
-    items = [_made(item, fakes) for item in held[-1]]
+    items = [_made(item, fakes, which) for item in held[-1]]
     return _class(held[0])(*items) if kind == "named" else (tuple(items) if kind == "tuple" else items)
 
 

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from loka.graph.call_inputs import described, inputs_of
+from loka.graph.call_inputs import described, described_results, inputs_of, results_of
 from loka.graph.capture.captured import CannotCaptureError, Captured, line_of, place_in
 from loka.graph.capture.dynamo import capture
+from loka.graph.capture.leaves import observed_results
 from loka.graph.fake_module import FakeModules, device_of, floating_dtype
 
 _SYMBOL = re.compile(r"\b[suz]f?\d+\b")
@@ -43,6 +44,7 @@ class PlannedCall:
     inputs: str  # a literal: the arguments by `described`
     training: tuple[str, ...]
     evaluation: tuple[str, ...] = ()  # () if the same
+    results: tuple[tuple[str, str], ...] = ()  # of called children that run on no fake tensors: literals, as `inputs`
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +87,15 @@ def fingerprint(
         text = described(one, other)
         if text in made:
             continue
-        modes = _both_modes(module, inlined, PlannedCall(text, ()), dtype)
+        results: tuple[tuple[str, str], ...] = ()
+        try:
+            modes = _both_modes(module, inlined, PlannedCall(text, ()), dtype)
+        except CannotCaptureError:  # of a called child, perhaps, which may do anything
+            children = list(called_children(module, inlined))
+            results = described_results(observed_results(module, children, (one, other)))
+            modes = _both_modes(module, inlined, PlannedCall(text, (), results=results), dtype)
         training, evaluation = (tuple(map(str, lines)) for lines in modes)
-        made[text] = PlannedCall(text, training, evaluation if evaluation != training else ())
+        made[text] = PlannedCall(text, training, evaluation if evaluation != training else (), results)
     return Fingerprint(tuple(made.values()), str(dtype).removeprefix("torch.") if dtype else "")
 
 
@@ -147,7 +155,8 @@ def _both_modes(
         for child in fake.modules():
             child.training = training
         args, kwargs = inputs_of(call.inputs, fakes)
-        found = capture(fake, args, kwargs, leaves=leaves, symbolic=False, result=True)
+        observed = {path: results_of(text, fakes) for path, text in call.results}
+        found = capture(fake, args, kwargs, leaves=leaves, observed=observed, symbolic=False, result=True)
         known = {name for name, _ in fake.named_parameters(remove_duplicate=False)}
         own = {name for name in known if name.rpartition(".")[0] in ("", *inlined)}
         asks = any(read.source.text.endswith((".training", "['training']")) for read in found.reads)

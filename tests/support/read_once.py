@@ -41,7 +41,7 @@ def read_once() -> Iterator[None]:
         own = {name: tuple(parameter.shape) for name, parameter in module.named_parameters(remove_duplicate=False)}
         if alike is None or not (shapes or {}).items() <= own.items():  # its Parameters may be in pieces
             return both_modes(module, inlined, call, dtype, shapes)
-        given = (tuple(inlined), call.inputs, dtype, device_of(module))
+        given = (tuple(inlined), call.inputs, call.results, dtype, device_of(module))
         key = (_in_any_mode(alike), *given)
         if key not in _RUN:
             _RUN[key] = both_modes(module, inlined, call, dtype, shapes)

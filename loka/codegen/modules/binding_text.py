@@ -41,6 +41,7 @@ def _fingerprint_text(planned: Fingerprint) -> str:
     for each in planned.calls:
         texts = [literal(each.inputs), literal(each.training)]
         texts += [literal(each.evaluation)] if each.evaluation else []
+        texts += [f"results={literal(each.results)}"] if each.results else []
         calls.append(call("dispatch.PlannedCall", texts))
     return call("dispatch.Fingerprint", [tuple_of(calls), literal(planned.dtype)])
 

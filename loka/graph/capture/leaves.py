@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import operator
 from collections import OrderedDict
@@ -16,6 +17,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from loka.graph.capture.captured import CannotCaptureError, map_tree
+from loka.graph.capture.undisturbed import buffers_kept
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -94,6 +96,31 @@ class Leaves:
                     of = graph.call_function(operator.getitem if each == "[]" else getattr, (of, name))
                     of.meta |= {key: item.meta[key] for key in ("modules", "stack_trace") if key in item.meta}
             item.target, item.args = operator.getitem if kind == "[]" else getattr, (of, key)
+
+
+def observed_results(
+    module: nn.Module, paths: Collection[str], calls: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
+) -> dict[str, tuple[Any, Any]]:
+    """What children return in two calls of a module, if they are called once in each.
+
+    Runs without gradients; buffers and random states are restored. Raises CannotCaptureError where it cannot run.
+    """
+    made: dict[str, list[Any]] = {path: [] for path in paths}
+    for args, kwargs in calls:
+        hooks = [module.get_submodule(path).register_forward_hook(_keeping(made[path])) for path in paths]
+        try:
+            with buffers_kept(module):
+                module.forward(*copy.deepcopy(args), **copy.deepcopy(dict(kwargs)))
+        except Exception as error:
+            raise CannotCaptureError(f"running it raised {type(error).__name__}: {error}") from error
+        finally:
+            for hook in hooks:
+                hook.remove()
+    return {path: (results[0], results[1]) for path, results in made.items() if len(results) == 2}
+
+
+def _keeping(made: list[Any]) -> Callable[..., None]:
+    return lambda module, args, result: made.append(result)
 
 
 def _as_observed(a: Any, b: Any, given: Sequence[Any]) -> Any:

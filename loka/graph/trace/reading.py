@@ -19,6 +19,7 @@ from torch import nn
 
 from loka.graph.capture.captured import CannotCaptureError, Captured, line_of, map_tree, modules_around, place_in
 from loka.graph.capture.dynamo import capture
+from loka.graph.capture.leaves import observed_results
 from loka.graph.capture.undisturbed import buffers_kept
 from loka.graph.fingerprint import called_children
 from loka.graph.ir import CannotTraceError
@@ -78,6 +79,7 @@ class _Reader:
         self._module, self._calls, self._first, self._sites = module, calls, calls[0], sites
         self._paths = OwnerPaths(module, expand)
         self._conditions = Conditions(module, calls)
+        self._observed: dict[str, tuple[Any, Any]] = {}
         self._is_split = False
         self._leaves = tuple(called_children(module, self._paths.inside - {""}))
 
@@ -99,7 +101,11 @@ class _Reader:
 
     def first_seen(self) -> Seen:
         """The capture in training, with gradients."""
-        return self._seen(SITUATIONS[0])
+        try:
+            return self._seen(SITUATIONS[0])
+        except CannotTraceError:
+            self._observe()
+            return self._seen(SITUATIONS[0])
 
     def _merged(self, first: Seen) -> Merged | None:
         """The operations in all situations; None where they are not the same ones, but for casts that do nothing."""
@@ -160,10 +166,19 @@ class _Reader:
                 raise cannot from error
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
-        read = capture(self._module, args, kwargs, leaves=self._leaves, result=True)
+        read = capture(self._module, args, kwargs, leaves=self._leaves, observed=self._observed, result=True)
         split = split_groups(read, self._module, lambda path: any(each.startswith(f"{path}.") for each in self._sites))
         self._is_split |= split is not read
         return split
+
+    def _observe(self) -> None:
+        """Runs the module at two batches, and keeps what its leaves return."""
+        second = next((call for call in self._calls if call.batch != self._first.batch), self._first)
+        try:
+            calls = [(each.args, each.kwargs) for each in (self._first, second)]
+            self._observed = observed_results(self._module, self._leaves, calls)
+        except CannotCaptureError as error:
+            raise CannotTraceError(str(error)) from error
 
     def difference(self, first: Captured) -> str | None:
         """Which part of a situation gives another graph, in words; None where none does."""
