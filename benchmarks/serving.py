@@ -102,10 +102,17 @@ class ServingJob:
 
 
 def serve(job: ServingJob, form: ServedForm, channel: Connection) -> None:
-    """Body of a process: compiles, sends "" or why not, waits for a message, and sends its latencies."""
+    """Body of a process: `answer`, with the settings of a process of its own."""
     os.dup2(2, 1)  # stdout is for results only, but compilers write to it
     warnings.simplefilter("ignore")
     torch.set_float32_matmul_precision("high")
+    limits: Any = torch._dynamo.config
+    limits.recompile_limit = len(job.batches) + 1
+    answer(job, form, channel)
+
+
+def answer(job: ServingJob, form: ServedForm, channel: Connection) -> None:
+    """Compile, send "" or why not, wait for a message, and send the latencies."""
     try:
         with torch.no_grad(), current_directory_importable(), Workshop(job.folder):
             calls = compiled(job, form)
@@ -138,8 +145,6 @@ def compiled(job: ServingJob, form: ServedForm) -> Calls:
         path = torch._inductor.aoti_compile_and_package(program, package_path=str(job.folder / f"{form.name}.pt2"))
         called = torch._inductor.aoti_load_package(path)
     else:
-        limits: Any = torch._dynamo.config
-        limits.recompile_limit = len(job.batches) + 1
         graphs = "reduce-overhead" if job.device == "cuda" else None
         called = torch.compile(model, mode=graphs, dynamic=False)
     return {batch: partial(called, *given.args, **given.kwargs) for batch, given in inputs.items()}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import serving
-from benchmarks.serving import FORMS, Latency, ServingJob, compiled, latency_of, main, serve, table
+from benchmarks.serving import FORMS, Latency, ServingJob, answer, compiled, latency_of, main, table
 from loka.bench.packages import Workshop
 from loka.plan.planner import make_plan
 
@@ -47,7 +47,7 @@ def test_calls_are_those_of_the_bound_model_at_each_batch_size(job):
 def test_a_process_says_that_it_is_ready_and_what_it_measured(job):
     ours, theirs = Pipe()
     ours.send(True)
-    serve(job, LOKA, theirs)
+    answer(job, LOKA, theirs)
     assert ours.recv() == ""
     assert [(each.variant, each.batch) for each in ours.recv()] == [("loka-fp8", 16), ("loka-fp8", 64)]
 
@@ -55,7 +55,7 @@ def test_a_process_says_that_it_is_ready_and_what_it_measured(job):
 def test_a_process_says_why_there_is_no_variant(job, monkeypatch):
     monkeypatch.setattr(serving, "compiled", lambda *_: 1 / 0)
     ours, theirs = Pipe()
-    serve(job, LOKA, theirs)
+    answer(job, LOKA, theirs)
     assert ours.recv() == "ZeroDivisionError: division by zero"
 
 

@@ -61,7 +61,7 @@ class LateBiasMod:
             if site.kind is not GemmKind.LINEAR or site.bias is None:
                 outcome.leave([site.name], "it is no nn.Linear with a bias")
         split = [site for site in wanted if site.kind is GemmKind.LINEAR and site.bias is not None]
-        model.capture([site.name for site in split])
+        model.capture({site.name: [site.name] for site in split})
         for site in split:
             for _, _, _, called in outcome.traced([site.name], site.name):
                 (inner,) = called
