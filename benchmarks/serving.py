@@ -29,6 +29,7 @@ import torch
 import torch._inductor
 
 from benchmarks.aoti.compiler import cpp_compiler, fault_of
+from benchmarks.packages import refuse_nothing
 from benchmarks.study import run_study, tell
 from loka.bench.child_processes import ChildProcess, child_processes
 from loka.bench.device import describe
@@ -166,11 +167,16 @@ def _timed(job: ServingJob, run: Callable[[], object]) -> list[float]:
 
 
 def measure(job: ServingJob, forms: tuple[ServedForm, ...], workshop: Workshop) -> list[Latency]:
-    """Generate the packages, compile side by side, and measure one variant after the other."""
+    """Generate the packages, compile side by side, and measure one variant after the other.
+
+    Raises LokaError if a package has nothing in FP8, or replaces nothing: another variant would go by its name.
+    """
     policy = load_policy(job.policy)
     for name, rules in (("served", ()), ("served_native", (KEEP_AND_FUSE,))):
         if any(form.package == name for form in forms):
-            workshop.package(make_plan(workshop.write(f"{name}.yaml", policy_text(policy, name, rules=rules))))
+            plan = make_plan(workshop.write(f"{name}.yaml", policy_text(policy, name, rules=rules)))
+            refuse_nothing(plan, fp8=not rules)
+            workshop.package(plan)
     found: list[Latency] = []
     with child_processes() as start:
         children = [(form, start(serve, job, form)) for form in forms]

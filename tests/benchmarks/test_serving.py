@@ -95,3 +95,10 @@ def test_packages_that_would_crash_are_refused(tmp_path: Path, capsys, monkeypat
     monkeypatch.setattr(serving, "fault_of", lambda compiler: "no C++ compiler is found")
     assert main([str(tmp_path / "served.yaml"), "--device", "cpu"]) == 2
     assert "no C++ compiler is found, or leave out the variants of AOTInductor" in capsys.readouterr().err
+
+
+def test_a_policy_without_fp8_is_no_variant_in_fp8(tmp_path: Path, capsys):
+    path = tmp_path / "kept.yaml"
+    path.write_text(POLICY.replace("compute: fp8", "compute: keep"))
+    assert main([str(path), "--device", "cpu", "--variants", "loka-fp8"]) != 0
+    assert "no GEMM can run in FP8" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from loka.bench.quality.heads import Head, by_head
+from loka.bench.quality.heads import Head, are_labels, by_head
 from loka.bench.quality.training_calls import (
     LOSS,
     TEST,
@@ -89,7 +89,7 @@ def _pair(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
             f"not {tuple(scores.shape)} and {tuple(target.shape)}"
         )
     target = target.double()
-    if not bool(((target == 0) | (target == 1)).all()):
+    if not are_labels(target):
         raise InputError("target must hold only 0 (no click) and 1 (click)")
     return scores.double(), target
 

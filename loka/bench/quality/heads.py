@@ -46,7 +46,7 @@ def _part_of(value: Any, head: Head, what: str) -> Any:
 
 def _checked(head: str, output: object, target: object) -> tuple[Tensor, Tensor]:
     if isinstance(output, Tensor) and isinstance(target, Tensor) and output.numel() == target.numel():
-        if not bool(((target == 0) | (target == 1)).all()):
+        if not are_labels(target):
             raise TrainingCallError(
                 TEST,
                 f"{head}its labels must be 0 (no click) and 1 (click) alone, of which NE and AUC are; leave a head "
@@ -60,3 +60,8 @@ def _checked(head: str, output: object, target: object) -> tuple[Tensor, Tensor]
         "has several, train: {heads: [...]}, or return the one to compare where self.training is False, and yield its "
         "label alone",
     )
+
+
+def are_labels(target: Tensor) -> bool:
+    """True if a target holds 0 and 1 alone; waits for its device."""
+    return bool(((target == 0) | (target == 1)).all())

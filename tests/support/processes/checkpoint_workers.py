@@ -124,3 +124,11 @@ def loaded(rank, pairs, folder):
         apart = differences(job.whole(), saved["whole"])
         found[mesh is not None, source, kind] = apart, torch.equal(job.result(), saved["result"])
     return found
+
+
+def assert_loaded(found):
+    """What `loaded` found on one rank: every value is as saved, and so is the forward, of the same numbers."""
+    assert len(found) == 5
+    for (_, source, kind), (apart, same) in found.items():
+        assert apart == [], (source, kind)
+        assert same is ((source == "unbound") is (kind == "unbound")), (source, kind)
