@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -38,6 +40,25 @@ def test_plan_without_evidence_names_the_one_next_step(shop, loka):
     assert loka("plan", shop.policy).err == "next: loka probe policies/shop.yaml\n"
     shop.write_policy(POLICY.replace("auto", "fp8"))
     assert loka("plan", shop.policy).err == ""
+
+
+@pytest.mark.slow
+def test_generate_ends_with_the_lines_that_bind_the_package(shop, loka):
+    shop.write_policy(POLICY.replace("auto", "fp8"))
+    script = ["import sys, shopmodel"]
+    for out, imported in (
+        ("generated/shop", "from generated import shop"),
+        ("fp8", "import fp8"),
+        ("my-code/shop2", "sys.path.insert(0, 'my-code'); import shop2"),
+    ):
+        ran = loka("generate", shop.policy, "--out", out)
+        lines = f"{imported}; patch = {out.rpartition('/')[2]}.apply(model)"
+        assert (ran.status, ran.err) == (0, f"next, in your script: {lines}\n")
+        script += ["model = shopmodel.build()", lines, "assert patch.sites"]
+    subprocess.run([sys.executable, "-c", "\n".join(script)], check=True)
+    shop.write_policy(POLICY.replace("auto", "keep"))
+    ran = json.loads(loka("generate", shop.policy, "--json").out)
+    assert (ran["next"], len(ran["warnings"])) == ("", 1)
 
 
 @pytest.mark.slow

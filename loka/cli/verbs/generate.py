@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import keyword
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -50,8 +53,9 @@ def command(
     empty = not any(site.fp8 for site in made.plan.sites)
     warnings = [f"{without_fp8(made.plan)}; run loka plan {policy} to see why"] if empty else []
     warnings += [over] if over else []  # the package is written anyway; `loka plan` is the check
+    following = next_step(made)
     if as_json:
-        print_json(result(made) | {"warnings": warnings})
+        print_json(result(made) | {"warnings": warnings, "next": following})
         return
     if check:
         print_line(f"{made.folder} is fresh")
@@ -62,6 +66,19 @@ def command(
         note(f"warning: {warning}")
     changes = [*(f"wrote {name}" for name in made.written), *(f"removed {name}" for name in made.removed)]
     print_line(f"{made.folder}: {', '.join(changes) if changes else 'nothing to change'}")
+    if following:
+        note(f"next, in your script: {following}")
+
+
+def next_step(made: GeneratedPackage) -> str:
+    """The Python that binds a package to a model, to be run here; "" where the package changes nothing."""
+    if not made.plan.bindings and not made.plan.adaptations:
+        return ""
+    *parents, name = Path(os.path.relpath(made.folder)).parts
+    found = f"from {'.'.join(parents)} import {name}" if parents else f"import {name}"
+    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parents):
+        found = f"sys.path.insert(0, {str(made.folder.parent)!r}); import {name}"
+    return f"{found}; patch = {name}.apply(model)"
 
 
 def result(made: GeneratedPackage) -> dict[str, object]:
