@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -115,7 +116,7 @@ def fp8(
     live = LiveModel.of(model, example_inputs, frozen=mode == "infer")
     device = _target_of(live) if target is None else spec_of(target).name
     _log.warning(
-        "loka.fp8: probing and planning %s: seconds for a small model, a minute or two for a wide one on a CPU",
+        "loka.fp8: reading the forwards of %s: seconds for a small model, a minute or two for a wide one on a CPU",
         type(model).__name__,
     )
     _call(_in_its_mode(live), live, loss)  # a mistake is told before anything takes long
@@ -124,8 +125,9 @@ def fp8(
         policy, text = _policy(live, home, device, folder)
         examined = examine(policy)
         if examined.sites:
+            _log.warning("loka.fp8: probing %d GEMMs on the example", len(examined.sites))
             _save(_probed(live, examined, loss), policy)
-        found = planned(policy, prospects=True)
+        found = planned(policy, prospects=True, told=partial(_log.warning, "loka.fp8: %s"))
     bound = _gains(found)
     if bound:
         write_package(render_package(found.plan), folder / PACKAGE, force=False)

@@ -8,11 +8,23 @@ from io import StringIO
 import pytest
 
 from loka.cli.output import announce
-from loka.cli.verbs import init
+from loka.cli.verbs import init, plan
 from loka.errors import InputError
 from loka.mods.adaptation import Unchanged
 from loka.mods.modded_model import idle_problems
 from loka.mods.policy_loader import load_policy
+
+SHOP = """\
+version: 1
+name: shop
+model: {factory: "shopmodel:build", inputs: "shopmodel:inputs", batch_size: 64}
+mods: [{use: block_norm, match: "layers.*.norm", block: 16}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_shipped_measurements() -> None:
+    """Times decide here."""
 
 
 class Terminal(StringIO):
@@ -44,3 +56,15 @@ def test_init_says_what_it_does_before_it_reads_the_model(monkeypatch: pytest.Mo
     with pytest.raises(InputError, match="there is no module 'nowhere'"):
         init.command("nowhere:build", inputs=None, batch_size=64, batches=None, loss=None, name=None, out=None)
     assert sys.stderr.getvalue() == "building nowhere:build, and looking for its GEMMs ...\n"
+
+
+@pytest.mark.slow
+def test_plan_says_what_each_of_its_parts_does(shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.write_policy(SHOP)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    plan.command(shop.policy, as_json=False, all_sites=False, gains=True)
+    first, second, *others = sys.stderr.getvalue().splitlines()
+    assert first == "planning policies/shop.yaml ..."
+    assert second == "tracing forwards, and choosing for 6 sites ..."
+    assert "planning without block_norm, to say what it gains ..." in others
+    assert "planning for batch size 64, to say what FP8 would bring ..." in others

@@ -222,9 +222,13 @@ def test_a_wukong_on_the_planned_device() -> None:
 def test_the_report_says_what_and_how_to_keep_it(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "loka"):
         patch = loka.fp8(tower(), rows())
-    first, second = caplog.records
-    assert "seconds for a small model" in first.getMessage()
-    assert second.getMessage() == patch.report
+    first, *others, last = (record.getMessage() for record in caplog.records)
+    assert "seconds for a small model" in first
+    assert others == [
+        "loka.fp8: probing 3 GEMMs on the example",
+        "loka.fp8: tracing forwards, and choosing for 3 sites",
+    ]
+    assert last == patch.report
     assert all(record.levelno == logging.WARNING for record in caplog.records)  # seen without any configuration
     assert patch.report.startswith("model for reference at batch size 256: 2 of 3 sites in FP8")
     assert "The model is on no GPU that LoKA knows" in patch.report
