@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -47,6 +48,17 @@ def test_no_batches_no_changes_of_ne(shop, loka, policy_text):
     assert all(site.ne == () for site in profile.sites)
     assert " NE " not in ran.out
     assert "change of NE" not in loka("plan", shop.policy).out
+
+
+def test_a_plan_says_what_its_change_of_ne_leaves_out_and_what_to_run(shop, loka, policy_text):
+    _, profile = probed(shop, loka, policy_text)
+    fewer = [replace(site, ne=()) if site.name == "layers.0.up" else site for site in profile.sites]
+    profile_file.save(shop.folder / SUMMARY, replace(profile, sites=tuple(fewer)))
+    planned = loka("plan", shop.policy)
+    assert (
+        "; not measured, and left out, at 1 more in FP8: loka probe measures more with fewer --ne-batches, and loka "
+        "compare judges the whole model.\n"
+    ) in planned.out
 
 
 def break_evaluation(shop, statement):

@@ -185,6 +185,7 @@ def _headlines(planned: Planned, steps: MeasuredSteps | None) -> tuple[Headline,
         note = f"predicted over {ne.known} GEMMs, 95 % interval {ne.ne_percent.low:+.3g} to {ne.ne_percent.high:+.3g} %"
         if plan.ne_budget is not None:
             note += f"; budget {plan.ne_budget:g} %"
+        note += ne.lacks
         found.append(Headline("change of NE", f"{ne.ne_percent.mean:+.3g} %", note, Tone.BAD if over else Tone.PLAIN))
     return (*found, _device(planned))
 
@@ -247,6 +248,7 @@ def _errors(plan: Plan) -> Headline:
         return Headline(title, "no evidence", "no profile says what FP8 costs here: run loka probe", Tone.BAD)
     words = ((Verdict.UNDECIDED, "undecided"), (Verdict.UNSAFE, "over budget"), (None, "without evidence"))
     note = ", ".join(f"{found[each]} {word}" for each, word in words if found[each])
+    note += " in the profile (loka probe)" if found[None] else ""
     good, note = not note, note or "MERE and SQNR, each with its interval"
     return Headline(title, f"{found[Verdict.SAFE]} of {len(fp8)}", note, Tone.GOOD if good else Tone.BAD)
 

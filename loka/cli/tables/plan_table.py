@@ -174,10 +174,9 @@ def _show_ne(plan: Plan) -> None:
     found = planned_ne(plan.sites)
     if found is None:
         return
-    rest = f"; the forward GEMMs of {len(found.unknown)} more were not measured" if found.unknown else ""
     gemms = "1 GEMM" if found.known == 1 else f"{found.known} GEMMs"
     limit = "" if plan.ne_budget is None else f", budget {plan.ne_budget:g} %"
-    print_line(f"predicted change of NE: {format_ne(found.ne_percent)} by {gemms} in FP8{rest}{limit}.")
+    print_line(f"predicted change of NE: {format_ne(found.ne_percent)} by {gemms} in FP8{limit}{found.lacks}.")
 
 
 def _show_coverage(plan: Plan) -> None:

@@ -34,7 +34,11 @@ def headline(found: Report, label: str) -> Headline:
 def test_errors_say_what_is_wrong() -> None:
     over = plan_of_sites(site_plan("a", verdict=Verdict.UNSAFE), site_plan("b", mere=None), site_plan("c"))
     found = headline(report(over), "GEMMs in FP8")
-    assert (found.value, found.note, found.tone) == ("3 of 9", "3 over budget, 3 without evidence", Tone.BAD)
+    assert (found.value, found.note, found.tone) == (
+        "3 of 9",
+        "3 over budget, 3 without evidence in the profile (loka probe)",
+        Tone.BAD,
+    )
     assert headline(report(plan_of_sites(site_plan("a", mere=None)), None), "GEMMs in FP8").value == "no evidence"
     assert headline(report(plan_of_sites(site_plan("a", fp8=False))), "GEMMs in FP8").value == "none"
 
