@@ -260,6 +260,8 @@ def test_nothing_to_gain_binds_nothing() -> None:
     assert "BF16 is faster here" in patch.report
     assert "Nothing is to be gained, so nothing is bound." in patch.report
     assert "loka generate" not in patch.report
+    with pytest.warns(LokaWarning, match="nothing in this model changes; patch.report says why"):
+        patch.verify()
     patch.remove()
     loka.fp8(model, rows(64, 32), target="h100")  # there is no first patch in its way
 

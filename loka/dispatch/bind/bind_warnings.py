@@ -49,8 +49,11 @@ def fp8_not_expected() -> Iterator[None]:
         yield
 
 
-def warn_without_fp8(package: str, bound: Iterable[CallCounters], stacklevel: int) -> None:
-    """Warn (NoFp8Warning) if none of the bound modules, each given by its counters, has a GEMM planned in FP8."""
+def warn_without_fp8(package: str, bound: Iterable[CallCounters], stacklevel: int, reported: bool = False) -> None:
+    """Warn (NoFp8Warning) if none of the bound modules, each given by its counters, has a GEMM planned in FP8.
+
+    `reported`: the patch is of `loka.fp8`, whose report says why; there is no policy's file to plan.
+    """
     modules = list(bound)
     if _has_planned(modules):
         return
@@ -58,8 +61,9 @@ def warn_without_fp8(package: str, bound: Iterable[CallCounters], stacklevel: in
     if modules:
         forwards = "1 module gets a" if len(modules) == 1 else f"{len(modules)} modules get a"
         rest = f"{forwards} generated forward with its GEMMs in the model's own dtype"
+    why = "patch.report says why" if reported else "run loka plan to see why"
     warnings.warn(
-        f"{package}: the package holds no FP8 site: {rest}; run loka plan to see why",
+        f"{package}: the package holds no FP8 site: {rest}; {why}",
         NoFp8Warning,
         stacklevel=stacklevel + 1,
     )
