@@ -118,8 +118,8 @@ class Patch:
         if changes:
             raise VerifyError(f"{self._package}: the bound model is not as it was bound:", Code.CHANGED, changes)
         everything = (*self._modules, *(kept.bound for kept in self._kept))
-        planned = (bound.counters for bound in everything)
-        warn_without_fp8(self._package, planned, stacklevel=2, reported=bool(self.report))
+        reported = bool(self.report)
+        warn_without_fp8(self._package, (each.counters for each in everything), stacklevel=2, reported=reported)
         if told:
             warnings.warn(f"{self._package}: {'; '.join(told)}", LokaWarning, stacklevel=2)
         if over := self.overflows():
