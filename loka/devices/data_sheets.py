@@ -55,7 +55,13 @@ H20 = replace(
 _TENSORWISE_AND_ROWWISE = ScaledMMLimits(
     pairs=frozenset({("tensorwise", "tensorwise"), ("rowwise", "rowwise")}),
     precise_e4m3=frozenset(),
-    rowwise_float32=False,
+    rounded=frozenset({"rowwise"}),
+)
+_AND_MXFP8 = replace(
+    _TENSORWISE_AND_ROWWISE,
+    pairs=_TENSORWISE_AND_ROWWISE.pairs | {("blockwise_1x32", "blockwise_1x32")},
+    precise_e4m3=frozenset({"blockwise_1x32"}),
+    alignment={"blockwise_1x32": 32},
 )
 B200 = replace(
     H200,
@@ -72,7 +78,7 @@ B200 = replace(
     bandwidth=8.0 * _TERA,
     interaction_bandwidth=8.0 * _TERA,
     flops=_peaks(4500, 2250, 1100),
-    scaled_mm=_TENSORWISE_AND_ROWWISE,
+    scaled_mm=_AND_MXFP8,
 )
 GB200 = replace(
     B200,
@@ -115,5 +121,10 @@ MI350X = replace(
     bandwidth=8.0 * _TERA,
     interaction_bandwidth=8.0 * _TERA,
     flops=_peaks(4600, 2300, 144.2),
-    scaled_mm=_TENSORWISE_AND_ROWWISE,
+    scaled_mm=replace(
+        _AND_MXFP8,
+        row_alignment={"blockwise_1x32": 32},
+        rounded=frozenset({"rowwise", "blockwise_1x32"}),
+        swizzled=False,  # by torch built for ROCm below 7.14; a later one takes another layout, and refuses this one
+    ),
 )

@@ -193,6 +193,7 @@ class LaunchTables:
     dot: DotLaunch
 
 
+ALIGNMENT = 16  # elements, of every FP8 GEMM's contraction and of its result's columns, at least
 OCP = "e4m3fn"  # e4m3 by the OCP specification, in torch's words; "e4m3fnuz" has another bias, and the maximum 240
 
 
@@ -202,10 +203,15 @@ class ScaledMMLimits:
 
     pairs: frozenset[tuple[str, str]]  # scalings of the two operands
     precise_e4m3: frozenset[str]  # scalings with e4m3 operands only, and without fast accumulation
-    alignment: int = 16  # of the contraction and of the result's columns, in elements
+    alignment: Mapping[str, int] = field(default_factory=dict)  # scaling -> of what `multiple` is about, where not 16
     row_alignment: Mapping[str, int] = field(default_factory=dict)  # scaling -> alignment of the first operand's rows
     e4m3: str = OCP  # the type that the tensor cores multiply; LoKA quantizes to OCP's alone
-    rowwise_float32: bool = True  # rowwise results can be float32; otherwise they are rounded to bfloat16
+    rounded: frozenset[str] = frozenset()  # scalings whose results are rounded to bfloat16, whatever is asked for
+    swizzled: bool = True  # scales of blockwise_1x32 are read in tiles of 32 x 4 x 4, otherwise row by row
+
+    def multiple(self, scaling: str) -> int:
+        """The number that the contraction and the result's columns must be a multiple of."""
+        return self.alignment.get(scaling, ALIGNMENT)
 
     def row_multiple(self, scaling: str) -> int:
         """The number that the first operand's rows must be a multiple of."""

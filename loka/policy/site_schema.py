@@ -72,8 +72,8 @@ class OperandSetting(SchemaModel):
         "Scaling",
         "How many scales an operand has. tensorwise: one. rowwise: one a row. blockwise_1x128: one for 128 neighbours "
         "in a row. blockwise_128x128: one for a square of 128 by 128. blockwise: 128x128 for the weight and 1x128 for "
-        "the others. blockwise_1x32: one for 32 neighbours in a row, always a power of two (MXFP8; of our targets only "
-        "reference computes it). nvfp4: 4 bits, one for 16 neighbours in a row and one for all, in fprop, for loka "
+        "the others. blockwise_1x32: one for 32 neighbours in a row, always a power of two: MXFP8, for the few "
+        "targets that multiply it. nvfp4: 4 bits, one for 16 neighbours in a row and one for all, in fprop, for loka "
         "probe alone: format and power_of_two say nothing of it, and no plan takes it. Both operands of a GEMM take "
         "the same scaling, except that blockwise_1x128 goes with blockwise_128x128. Default: rowwise.",
     )

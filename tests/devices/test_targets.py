@@ -165,7 +165,7 @@ def test_scaled_mm_takes_what_the_device_does() -> None:
     for device in DEVICES.values():
         known = device.scaled_mm
         assert {name for pair in known.pairs for name in pair} <= names
-        assert known.precise_e4m3 | set(known.row_alignment) <= names
+        assert known.precise_e4m3 | known.rounded | set(known.row_alignment) | set(known.alignment) <= names
         blocks = any(Scaling.BLOCKWISE_1X128 in pair for pair in known.pairs)
         assert known.row_multiple(Scaling.BLOCKWISE_1X128) == (4 if blocks else 1)
         assert known.row_multiple(Scaling.ROWWISE) == 1

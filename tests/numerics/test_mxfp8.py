@@ -12,9 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loka.devices.targets import DEVICES
-from loka.kernels.gemm.scaled_mm_operands import refuse_recipe
-from loka.numerics.enums import Accumulation, Format, Scaling
+from loka.numerics.enums import Format, Scaling
 from loka.numerics.quantize import AMAX_FLOOR, Quantized, dequantize, quantize
 from loka.numerics.recipe import OperandRecipe
 
@@ -73,11 +71,3 @@ def test_a_block_of_zeros_is_zero() -> None:
     found = quantized(torch.zeros(1, 32))
     assert found.scale.item() == 2.0**-108  # the floor over 448, rounded up
     assert torch.equal(dequantize(found), torch.zeros(1, 32))
-
-
-@pytest.mark.parametrize("target", [name for name, device in DEVICES.items() if not device.is_reference])
-def test_no_gpu_multiplies_it_yet(target: str) -> None:
-    scalings, formats = (Scaling.BLOCKWISE_1X32,) * 2, (Format.E4M3,) * 2
-    reason = refuse_recipe(scalings, formats, Accumulation.PRECISE, DEVICES[target].scaled_mm)
-    assert reason is not None
-    assert "blockwise_1x32" in reason or "e4m3fnuz" in reason

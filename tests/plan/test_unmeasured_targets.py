@@ -103,7 +103,14 @@ def test_fp8_of_other_numbers_is_refused() -> None:
 def test_what_torch_multiplies_on_hopper_alone_is_kept(scaling: str) -> None:
     plan = planned("b200", f"defaults: {{compute: fp8, scaling: {scaling}}}")
     assert plan.share_fp8 == 0
-    assert all("it takes rowwise x rowwise, tensorwise x tensorwise" in reason for reason in reasons(plan))
+    taken = "it takes blockwise_1x32 x blockwise_1x32, rowwise x rowwise, tensorwise x tensorwise"
+    assert all(taken in reason for reason in reasons(plan))
+
+
+@pytest.mark.parametrize("target", UNMEASURED)
+def test_mxfp8_is_planned_where_torch_multiplies_it(target: str) -> None:
+    plan = planned(target, "defaults: {compute: fp8, scaling: blockwise_1x32}")
+    assert plan.share_fp8 == (1 if target in ("b200", "gb200", "mi350x") else 0)
 
 
 @pytest.mark.parametrize(("native", "fp8"), [(1.0, True), (0.2, False)])

@@ -98,7 +98,8 @@ class GemmOperands:
     def _one(self, index: int, recipe: GemmPartRecipe) -> Quantized:
         wanted = recipe.operands[index]
         if (index, wanted) not in self._quantized:
-            made = quantize(self.plain[index], format=wanted.format, scaling=wanted.scaling)
+            plain, exact = self.plain[index], wanted.power_of_two
+            made = quantize(plain, format=wanted.format, scaling=wanted.scaling, power_of_two=exact)
             self._quantized[index, wanted] = made
         return self._quantized[index, wanted]
 

@@ -17,8 +17,9 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.functional import ScalingType
+from torch.nn.functional import ScalingType, SwizzleType
 
+from loka.devices.spec import ALIGNMENT
 from loka.devices.targets import DEFAULT
 from loka.errors import InputError
 from loka.kernels import call_counters
@@ -29,7 +30,6 @@ from loka.numerics.enums import Accumulation, Format, Scaling
 from loka.numerics.quantize import FORMATS
 
 KERNEL = "torch.scaled_mm"  # its name in the catalogue
-_ALIGNMENT = 16  # of the contraction and of the result's columns, on every device with FP8
 
 _FORMAT_OF = {info.dtype: format for format, info in FORMATS.items()}
 _NATIVE_DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
@@ -38,6 +38,7 @@ _SCALING_TYPE = {
     Scaling.ROWWISE: ScalingType.RowWise,
     Scaling.BLOCKWISE_1X128: ScalingType.BlockWise1x128,
     Scaling.BLOCKWISE_128X128: ScalingType.BlockWise128x128,
+    Scaling.BLOCKWISE_1X32: ScalingType.BlockWise1x32,
 }
 
 _reference = gemm_operator.reference("loka::scaled_mm", KERNEL)
@@ -70,18 +71,24 @@ def _cuda(
         return gemm_operator.empty_product(a, b, dtype, bias)
     first, second = Scaling(scaling_a), Scaling(scaling_b)
     limits = scaled_mm_operands.limits_of(a.device.index)
-    a = scaled_mm_operands.pad_operand(a, limits.row_multiple(first), limits.alignment)
-    b = scaled_mm_operands.pad_operand(b, limits.alignment, limits.alignment)
+    multiple = limits.multiple(first)
+    a = scaled_mm_operands.pad_operand(a, limits.row_multiple(first), multiple)
+    b = scaled_mm_operands.pad_operand(b, multiple, multiple)
     fused = bias if bias is not None and _takes_bias(first, second, dtype, bias.dtype) else None
-    rounded = first is Scaling.ROWWISE and not limits.rowwise_float32
+    native = dtype if dtype in _NATIVE_DTYPES else torch.float32
+    swizzle = None
+    if first is Scaling.BLOCKWISE_1X32:
+        swizzle = SwizzleType.SWIZZLE_32_4_4 if limits.swizzled else SwizzleType.NO_SWIZZLE
     out = F.scaled_mm(
         a,
         b.t(),
-        scaled_mm_operands.first_scale(scale_a, first, a.shape[0]),
+        scaled_mm_operands.first_scale(scale_a, first, a.shape[0], limits.swizzled),
         _SCALING_TYPE[first],
-        scaled_mm_operands.second_scale(scale_b, second, b.shape[0]),
+        scaled_mm_operands.second_scale(scale_b, second, b.shape[0], limits.swizzled),
         _SCALING_TYPE[second],
-        output_dtype=torch.bfloat16 if rounded else dtype if dtype in _NATIVE_DTYPES else torch.float32,
+        swizzle_a=swizzle,
+        swizzle_b=swizzle,
+        output_dtype=torch.bfloat16 if first in limits.rounded else native,
         use_fast_accum=fast,
         bias=None if fused is None else scaled_mm_operands.pad_vector(fused, b.shape[0]),
     )
@@ -166,15 +173,15 @@ def _direct(
 ) -> Tensor:
     """The product by torch._scaled_mm, with the contraction and the columns padded to multiples of 16 if need be."""
     columns = b.shape[0]
-    if a.shape[1] % _ALIGNMENT:
-        a = scaled_mm_operands.pad_operand(a, 1, _ALIGNMENT)
-        b = scaled_mm_operands.pad_operand(b, 1, _ALIGNMENT)
-    if columns % _ALIGNMENT:
-        b = scaled_mm_operands.pad_operand(b, _ALIGNMENT, 1)
+    if a.shape[1] % ALIGNMENT:
+        a = scaled_mm_operands.pad_operand(a, 1, ALIGNMENT)
+        b = scaled_mm_operands.pad_operand(b, 1, ALIGNMENT)
+    if columns % ALIGNMENT:
+        b = scaled_mm_operands.pad_operand(b, ALIGNMENT, 1)
         scale_b = scaled_mm_operands.second_scale(scale_b, Scaling(scaling_b), b.shape[0]).t()
         bias = None if bias is None else scaled_mm_operands.pad_vector(bias, b.shape[0])
     out = torch._scaled_mm(a, b.t(), scale_a, scale_b.t(), bias=bias, out_dtype=dtype, use_fast_accum=fast)
-    return out[:, :columns].contiguous() if columns % _ALIGNMENT else out
+    return out[:, :columns].contiguous() if columns % ALIGNMENT else out
 
 
 def traced(

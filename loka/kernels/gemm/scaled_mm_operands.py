@@ -10,7 +10,10 @@ cuBLASLt's, where it finds no algorithm:
 - e5m2 for one operand at most, and for none with blockwise scaling;
 - contraction and columns of the result in multiples of 16; rows are free, except for a 1x128-scaled first operand
   (multiples of 4);
-- fast accumulation with tensorwise and rowwise scales only.
+- fast accumulation with tensorwise and rowwise scales only;
+- scales of 1x32 (MXFP8, Blackwell and CDNA 4) as e8m0, the exponent's bits of a float32 power of two. NVIDIA's are in
+  tiles of 128 rows and 4 blocks ("32x4x4"; cuBLAS documentation, 1D block scaling factors layout), AMD's row by row.
+  The layout is tested against its definition and torchao's; no GPU of ours has multiplied them.
 
 Zero padding changes no result: a zero multiplies only padding of the other operand, and padded rows and columns of the
 product are sliced off.
@@ -58,6 +61,8 @@ def limits_of(device: int) -> ScaledMMLimits:
 
 
 SCALE_ALIGNMENT = 4  # of a 128x128 operand's scales along the contraction: 16 bytes
+MX_TILE = (128, 4)  # rows and blocks of a tile of 1x32 scales, ...
+MX_ROWS = 32  # ... of which rows this far apart are neighbours
 
 
 def round_up(size: int, multiple: int) -> int:
@@ -82,27 +87,30 @@ def pad_vector(x: Tensor, size: int) -> Tensor:
     return (F.pad(x, (0, size - x.shape[0])) if size != x.shape[0] else x).contiguous()
 
 
-def first_scale(scale: Tensor, scaling: Scaling, rows: int) -> Tensor:
+def first_scale(scale: Tensor, scaling: Scaling, rows: int, swizzled: bool = True) -> Tensor:
     """Scales of the first operand with `rows` (padded) rows.
 
     tensorwise (1, 1); rowwise (R, 1); 1x128 (R, n) with strides (1, R); 128x128 (n rounded up to 4, R / 128) with
-    strides (1, n rounded up to 4).
+    strides (1, n rounded up to 4); 1x32 in e8m0, (R, n) or, where `swizzled`, the tiles one after another.
     """
     if scaling is Scaling.ROWWISE:
         return _pad_rows(scale, rows).reshape(-1).unsqueeze(1)
-    return _blockwise_scale(scale, scaling, rows)
+    return _blockwise_scale(scale, scaling, rows, swizzled)
 
 
-def second_scale(scale: Tensor, scaling: Scaling, rows: int) -> Tensor:
+def second_scale(scale: Tensor, scaling: Scaling, rows: int, swizzled: bool = True) -> Tensor:
     """Scales of the second operand with `rows` (padded) rows: as `first_scale`, but rowwise (1, R)."""
     if scaling is Scaling.ROWWISE:
         return _pad_rows(scale, rows).reshape(-1).unsqueeze(0)
-    return _blockwise_scale(scale, scaling, rows)
+    return _blockwise_scale(scale, scaling, rows, swizzled)
 
 
-def _blockwise_scale(scale: Tensor, scaling: Scaling, rows: int) -> Tensor:
+def _blockwise_scale(scale: Tensor, scaling: Scaling, rows: int, swizzled: bool) -> Tensor:
     if scaling is Scaling.TENSORWISE:
         return scale
+    if scaling is Scaling.BLOCKWISE_1X32:
+        exponents = (_pad_rows(scale, rows).view(torch.int32) >> 23).to(torch.uint8)
+        return (_swizzle(exponents) if swizzled else exponents).view(torch.float8_e8m0fnu)
     blocks = scale.shape[1]
     if scaling is Scaling.BLOCKWISE_1X128:
         columns_first = scale.new_empty((blocks, rows))
@@ -112,6 +120,15 @@ def _blockwise_scale(scale: Tensor, scaling: Scaling, rows: int) -> Tensor:
     padded = scale.new_ones((scale.shape[0], round_up(blocks, SCALE_ALIGNMENT)))
     padded[:, :blocks] = scale
     return padded.t()
+
+
+def _swizzle(exponents: Tensor) -> Tensor:
+    """Bytes (R, n) in tiles of MX_TILE, zero-padded; in a tile, 4 blocks of row 0, of 32, 64 and 96, then of row 1."""
+    tile_rows, tile_blocks = MX_TILE
+    rows, blocks = exponents.shape
+    padded = F.pad(exponents, (0, -blocks % tile_blocks, 0, -rows % tile_rows))
+    tiles = padded.view(-1, tile_rows // MX_ROWS, MX_ROWS, padded.shape[1] // tile_blocks, tile_blocks)
+    return tiles.permute(0, 3, 2, 1, 4).flatten()
 
 
 def _pad_rows(scale: Tensor, rows: int) -> Tensor:

@@ -27,7 +27,8 @@ class ScaledMM:
         if refusal is not None or device.is_reference:
             return refusal
         limits = device.scaled_mm
-        multiples = GemmSizes(limits.row_multiple(wanted.scalings[0]), limits.alignment, limits.alignment)
+        multiple, first = limits.multiple(wanted.scalings[0]), wanted.scalings[0]
+        multiples = GemmSizes(limits.row_multiple(first), multiple, multiple)
         return scaled_mm_operands.refuse_recipe(
             wanted.scalings, wanted.formats, wanted.accumulation, limits
         ) or wanted.refuse_sizes(multiples)

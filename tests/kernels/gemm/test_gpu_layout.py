@@ -51,7 +51,8 @@ def test_scales_keep_their_meaning_in_the_shape_and_strides_of_the_kernel(
     size: tuple[int, int], scaling: Scaling
 ) -> None:
     quantized = quantize(torch.randn(size), format=Format.E4M3, scaling=scaling)
-    values = scaled_mm_operands.pad_operand(quantized.values, LIMITS.alignment, LIMITS.alignment)
+    multiple = LIMITS.multiple(scaling)
+    values = scaled_mm_operands.pad_operand(quantized.values, multiple, multiple)
     rows, columns = values.shape
     blocks = -(-columns // 128)
     first = scaled_mm_operands.first_scale(quantized.scale, scaling, rows)
