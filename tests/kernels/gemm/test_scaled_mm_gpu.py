@@ -278,6 +278,21 @@ def test_quantizers_on_the_gpu_give_the_bits_of_the_cpu(format: Format, scaling:
     assert torch.equal(values.cpu().view(torch.uint8)[~nan], expected_values.view(torch.uint8)[~nan])
 
 
+@pytest.mark.parametrize("swizzled", [False, True])
+def test_mxfp8_scales_are_laid_out_as_on_the_cpu(swizzled: bool) -> None:
+    x = torch.randn(300, 479, generator=torch.Generator().manual_seed(5)).bfloat16()
+    first, second = (
+        scaled_mm_operands.first_scale(
+            quantize(on, format=Format.E4M3, scaling=Scaling.BLOCKWISE_1X32, power_of_two=True).scale,
+            Scaling.BLOCKWISE_1X32,
+            320,
+            swizzled,
+        )
+        for on in (x.cuda(), x)
+    )
+    assert torch.equal(first.view(torch.uint8).cpu(), second.view(torch.uint8))
+
+
 @pytest.mark.parametrize("scalings", PAIRS, ids=lambda pair: f"{pair[0].value}-{pair[1].value}")
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
