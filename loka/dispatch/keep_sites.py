@@ -49,13 +49,12 @@ def chosen_modules(
     for number, sites in enumerate(modules):
         named = []
         for site in sites:
-            some = matched(known[site])
-            if matched([site]) or (some and len(some) == len(known[site])):
+            some, members = matched(known[site]), len(known[site])
+            whole = matched([site]) or len(some) == members > 0
+            if whole or some:
                 named.append(site)
-            elif some:
-                problems.append(
-                    f"{', '.join(some)}: mods made one product of {len(known[site])} linears: name {site!r}"
-                )
+            if not whole and some:
+                problems.append(f"{', '.join(some)}: mods made one product of {members} linears: name {site!r}")
         others = [site for site in sites if site not in named]
         if named and others:
             problems.append(

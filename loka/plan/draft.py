@@ -181,7 +181,11 @@ def draft_policy(
 def _train(options: DraftOptions) -> list[str]:
     """The training functions, or a comment that asks for them."""
     if options.batches is not None and options.loss is not None:
-        return [f"train: {{batches: {_quoted(options.batches)}, loss: {_quoted(options.loss)}}}"]
+        return [
+            "# loka train and compare also need `test`: batches that training does not see; and of a model with",
+            "# several heads `heads`: those to judge, by their names in output and target: [click, buy].",
+            f"train: {{batches: {_quoted(options.batches)}, loss: {_quoted(options.loss)}}}",
+        ]
     return [
         "# For loka probe, train and compare, functions of (batch_size, seed) and of (output, target):",
         '# train: {batches: "package.module:name", test: "package.module:name", loss: "package.module:name"}',

@@ -138,6 +138,7 @@ def test_training_functions_on_the_command_line_need_no_edit(shop, loka):
     policy = load_policy("policies/first.yaml")
     assert policy.train is not None
     assert (policy.train.batches, policy.train.loss) == ("shopmodel:batches", "shopmodel:loss")
+    assert "# loka train and compare also need `test`: batches that" in policy.path.read_text()
     assert loka("probe", "policies/first.yaml", "--steps", "2", "--draws", "2", "--ne-batches", "0").status == 0
     assert "no evidence" not in loka("plan", "policies/first.yaml").out
     assert loka("generate", "policies/first.yaml").status == 0

@@ -134,6 +134,12 @@ def test_a_linear_that_mods_merged_is_told_under_the_name_of_all() -> None:
         with pytest.raises(dispatch.BindError) as error:
             chosen_modules("made", "keep", ["out", pattern], modules, known)
         assert error.value.problems == (told,)
+    with pytest.raises(dispatch.BindError) as error:
+        chosen_modules("made", "restore", ["u.0"], [("out", "u.0+3")], known)  # both at once
+    assert error.value.problems == (
+        "u.0: mods made one product of 4 linears: name 'u.0+3'",
+        "u.0+3: shares one generated forward with out: name these too",
+    )
     assert chosen_modules("made", "keep", ["q+k+v"], modules, known) == [1]
     assert chosen_modules("made", "keep", ["u.[123]", "out", "u.0"], modules, known) == [0, 2]
 

@@ -44,7 +44,7 @@ def _part_of(value: Any, head: Head, what: str) -> Any:
     )
 
 
-def _checked(head: str, output: object, target: object) -> tuple[Tensor, Tensor]:
+def _checked(head: str, output: Any, target: Any) -> tuple[Tensor, Tensor]:
     if isinstance(output, Tensor) and isinstance(target, Tensor) and output.numel() == target.numel():
         if not are_labels(target):
             raise TrainingCallError(
@@ -53,12 +53,14 @@ def _checked(head: str, output: object, target: object) -> tuple[Tensor, Tensor]
                 "that predicts another quantity out of train: {heads: [...]}: it is trained, and not judged",
             )
         return output, target
+    dicts = isinstance(output, Mapping) and isinstance(target, Mapping)
+    heads = ", ".join(str(key) for key in output if key in target) if dicts else "..."
     raise TrainingCallError(
         TEST,
         f"{head}in evaluation mode the model must return one logit for each sample, (R,) or (R, 1), and the test "
         f"batches one label, not {form_of(output)} for a target of {form_of(target)}: name the heads of a model that "
-        "has several, train: {heads: [...]}, or return the one to compare where self.training is False, and yield its "
-        "label alone",
+        f"has several, train: {{heads: [{heads}]}}, or return the one to compare where "
+        "self.training is False, and yield its label alone",
     )
 
 
