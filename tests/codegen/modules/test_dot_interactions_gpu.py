@@ -18,6 +18,7 @@ pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("fresh_compiler")]
 
 @pytest.mark.parametrize("sizes", [(27, 128), (9, 64)], ids=str)
 def test_as_near_to_float64_as_the_model_is(package: Make, tmp_path: Path, sizes: tuple[int, int]) -> None:
+    torch.manual_seed(0)  # the bound is the model's own rounding, which of one sample varies
     name = written(tmp_path, FUSED["indices"], *sizes)
     policy = POLICY.format(module=name, compute="keep", mods="{use: fuse_interaction}")
     _, _, generated = package(f"gen_{name}", policy)
