@@ -158,6 +158,7 @@ class ComparisonLabels:
     second: str
     running: str  # of the second, while it trains: "in FP8"
     of: str  # of the first, in a sentence: "the model as it is"
+    what: str = "FP8"  # of the second, in a sentence
 
     @property
     def by_run(self) -> dict[str, str]:
@@ -167,7 +168,12 @@ class ComparisonLabels:
 
 AS_IS = ComparisonLabels("as it is", "FP8", "in FP8", "the model as it is")
 ADAPTED = ComparisonLabels("with mods", "with mods, FP8", "with mods, in FP8", "the model with its mods")
-ORIGINAL = ComparisonLabels("original", "with mods", "with mods", "the original")
+ORIGINAL = ComparisonLabels("original", "with mods", "with mods", "the original", "the model with its mods")
+# Of a package that only fuses or merges.
+AS_IS_WITHOUT_FP8 = ComparisonLabels("as it is", "generated", "generated", "the model as it is", "the generated code")
+ADAPTED_WITHOUT_FP8 = ComparisonLabels(
+    "with mods", "with mods, generated", "with mods, generated", "the model with its mods", "the generated code"
+)
 
 
 def comparison_labels(plan: Plan, against: str = AGAINST[0]) -> ComparisonLabels:
@@ -178,7 +184,9 @@ def comparison_labels(plan: Plan, against: str = AGAINST[0]) -> ComparisonLabels
     if against not in AGAINST:
         raise InputError(f"--against is {against!r}, but must be one of {', '.join(AGAINST)}")
     if against == AGAINST[0]:
-        return ADAPTED if plan.adaptations else AS_IS
+        if any(site.fp8 for site in plan.sites):
+            return ADAPTED if plan.adaptations else AS_IS
+        return ADAPTED_WITHOUT_FP8 if plan.adaptations else AS_IS_WITHOUT_FP8
     if not plan.adaptations:
         raise InputError(
             f"--against original: no mod of {plan.name} changes modules of the model, so that it is the original; "

@@ -54,6 +54,15 @@ def test_parity_leaves_with_0_and_shows_how_far_draws_lie_apart(package, loka):
     assert "are those of the emulation in torch" in ran.err
 
 
+def test_a_package_without_fp8_is_not_called_fp8(shop, loka, policy_text):
+    shop.write_policy(policy_text.replace("compute: fp8", "compute: keep") + "mods: [{use: pad_alignment}]\n")
+    assert loka("generate", shop.policy).status == 0
+    ran = loka("compare", shop.policy, *SHORT, "--budget", "1000")
+    assert ran.status == 0, ran.err
+    assert "NE of the generated code against the model as it is, 2 seeds: " in ran.out
+    assert "FP8" not in ran.out
+
+
 @pytest.mark.parametrize(
     ("verdict", "status", "said"),
     [(QualityVerdict.LOST, 1, "quality is lost: FP8 is worse"), (QualityVerdict.UNDECIDED, 3, "")],

@@ -152,8 +152,7 @@ def _show_head(quality: Quality, labels: ComparisonLabels) -> None:
             f"Started 1e-6 apart, NE{of} of one seed spreads by {as_is:.4f} % {labels.first} and by {patched:.4f} % "
             f"{labels.running} (standard deviation)."
         )
-    second = "the model with its mods" if labels is ORIGINAL else "FP8"
-    line = f"NE{of} of {second} against {labels.of}, {len(quality.seeds)} seeds: {quality.mean:+.4f} %"
+    line = f"NE{of} of {labels.what} against {labels.of}, {len(quality.seeds)} seeds: {quality.mean:+.4f} %"
     if quality.interval is not None and quality.standard_error is not None:
         low, high = quality.interval
         line += f", standard error {quality.standard_error:.4f} %, 95 % interval {low:+.4f} % to {high:+.4f} %"
@@ -198,7 +197,7 @@ def _advice(judgement: Judgement, labels: ComparisonLabels) -> str:
     quality = judgement.worst
     if judgement.verdict is QualityVerdict.LOST:
         return (
-            f"quality{_of(quality)} is lost: FP8 is worse than {labels.of} by more than the budget of "
+            f"quality{_of(quality)} is lost: {labels.what} is worse than {labels.of} by more than the budget of "
             f"{quality.budget_percent:g} %; keep the sites that lose most (loka explain shows their errors)"
         )
     needed = judgement.seeds_needed
