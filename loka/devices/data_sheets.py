@@ -1,8 +1,8 @@
 """Devices that nothing was measured on, by the vendors' figures: other Hopper GPUs, Blackwell, and AMD's CDNA 3 and 4.
 
 The figures were not read off the data sheets that entries name, but taken from what is published of them: peaks and
-bandwidths of H20, B200 and GB200 agree with two sources, multiprocessors of the latter two with none that was found.
-Compare an entry with its sheet before a bound is relied on.
+bandwidths of H20, B200 and GB200 agree with two sources, the 148 and 152 multiprocessors of the latter two with what
+several programs saw on them. Compare an entry with its sheet before a bound is relied on.
 
 Peaks are without sparsity. What `scaled_mm` takes is by torch's own checks (aten/src/ATen/native/cuda/ScaledBlas.cpp).
 Launches and the host's costs are those of Hopper, on which they were measured; a recording checks every kernel's
