@@ -200,8 +200,11 @@ def _call(model: nn.Module, live: LiveModel, loss: Loss | None) -> None:
         except TrainingCallError as error:
             raise InputError(f"loss: {error.args[0]}", Code.CALLABLE) from error
         except Exception as error:
-            given = form_of(output)
-            raise InputError(f"loss: called with {given}, it raised {describe_error(error)}", Code.CALLABLE) from error
+            raise InputError(
+                f"loss: called with {form_of(output)}, what the model returned, it raised {describe_error(error)}; one "
+                "that takes targets, too, is given as loss=lambda output: my_loss(output, targets)",
+                Code.CALLABLE,
+            ) from error
 
 
 def _save(profile: Profile, policy: Policy) -> None:
