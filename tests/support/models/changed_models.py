@@ -312,7 +312,8 @@ def binding_of(
     scope = {"torch": torch, "dispatch": SimpleNamespace(InputError=InputError)}
     exec(source(forward), scope)  # noqa: S102 - text that LoKA made
     generated = type("Generated", (dispatch.Bound,), {"forward": scope["forward"], "__module__": __name__})
-    text = "\n".join(binding_text(SimpleNamespace(binding=planned, module=NAMED, infer=True, gemms=(), kernels=())))
+    view = SimpleNamespace(binding=planned, module=NAMED, infer=True, members=(), gemms=(), kernels=())
+    text = "\n".join(binding_text(view))
     names = {"dispatch": dispatch, "modules": SimpleNamespace(Generated=generated)}
     return eval(f"dispatch.Binding(\n{text}\n)", names), forward  # noqa: S307 - text that LoKA made
 
