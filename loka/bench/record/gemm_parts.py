@@ -98,9 +98,12 @@ class GemmOperands:
     def _one(self, index: int, recipe: GemmPartRecipe) -> Quantized:
         wanted = recipe.operands[index]
         if (index, wanted) not in self._quantized:
-            plain, exact = self.plain[index], wanted.power_of_two
-            made = quantize(plain, format=wanted.format, scaling=wanted.scaling, power_of_two=exact)
-            self._quantized[index, wanted] = made
+            self._quantized[index, wanted] = quantize(
+                self.plain[index],
+                format=wanted.format,
+                scaling=wanted.scaling,
+                power_of_two=wanted.power_of_two,
+            )
         return self._quantized[index, wanted]
 
     def _own_product(self, recipe: GemmPartRecipe) -> Tensor:
