@@ -22,7 +22,7 @@ DEFAULT = "policies/profiles/shop.safetensors"
 
 
 @pytest.mark.slow
-def test_plan_without_evidence_names_the_one_next_step(shop, loka):
+def test_plan_names_the_one_next_step(shop, loka):
     shop.write_policy(POLICY)
     ran = loka("plan", shop.policy)
     assert (ran.status, ran.err) == (
@@ -39,6 +39,8 @@ def test_plan_without_evidence_names_the_one_next_step(shop, loka):
     shop.write_policy(POLICY + TRAIN)
     assert loka("plan", shop.policy).err == "next: loka probe policies/shop.yaml\n"
     shop.write_policy(POLICY.replace("auto", "fp8"))
+    assert loka("plan", shop.policy).err == "next: loka generate policies/shop.yaml\n"
+    shop.write_policy(POLICY.replace("auto", "keep"))
     assert loka("plan", shop.policy).err == ""
 
 
@@ -67,8 +69,8 @@ def test_a_profile_at_its_default_place_is_used_without_being_named(shop, loka):
     save(shop.folder / DEFAULT, profile_of({}))
     data = json.loads(loka("plan", shop.policy, "--json").out)
     assert data["plan"]["profile"][0] == "profiles/shop.safetensors"
-    assert data["sites_fp8"] > 0
-    assert loka("plan", shop.policy).err == ""
+    assert (data["sites_fp8"] > 0, data["next"]) == (True, "loka generate policies/shop.yaml")
+    assert loka("plan", shop.policy).err == "next: loka generate policies/shop.yaml\n"
     assert loka("explain", shop.policy, "dense").status == 0
 
 
@@ -92,7 +94,7 @@ def test_a_real_profile_takes_the_place_of_a_synthetic_one(shop, loka):
     assert loka("probe", shop.policy, "--synthetic", "--steps", "2", "--every", "1").status == 0
     assert loka("probe", shop.policy, "--steps", "2", "--every", "1", "--ne-batches", "0").status == 0
     ran = loka("plan", shop.policy)
-    assert (ran.status, ran.err) == (0, "")
+    assert (ran.status, ran.err) == (0, "next: loka generate policies/shop.yaml\n")
     assert "drawn inputs" not in ran.out
     assert "no evidence: run loka probe" not in ran.out
 

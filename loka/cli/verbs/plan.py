@@ -59,12 +59,16 @@ def command(
 
 
 def next_step(plan: Plan, policy: Policy) -> str:
-    """The next command where GEMMs wait for a profile, with what it needs first; "" if none does."""
-    from loka.plan.evidence import waits_for_evidence
+    """The next command: where GEMMs wait for a profile, what it needs; else `generate`, if it would change anything.
+
+    "" for a plan over its budget: what to do about it is another message.
+    """
+    from loka.plan.evidence import over_budget_message, waits_for_evidence
 
     waits = any(waits_for_evidence(site.gemms) for site in plan.sites)
     if plan.profile is not None or not waits:
-        return ""
+        changes = (plan.bindings or plan.adaptations) and not over_budget_message(plan)
+        return f"loka generate {policy.path}" if changes else ""
     if policy.train is None:
         fields = "train: {batches: ..., loss: ...}"
         return (
