@@ -97,13 +97,26 @@ def without_elements(x: torch.Tensor, width: int, out: int, dtype: torch.dtype) 
 
     Raises InputError if the input ends in another width, as torch raises a RuntimeError.
     """
+    _check_width(x, width)
+    return x.new_zeros((*x.shape[:-1], out), dtype=dtype)
+
+
+def _check_width(x: Tensor, width: int) -> None:
     if x.shape[-1:] != (width,):
         raise InputError(
-            f"a kernel for rows of {width} elements got an input of shape {tuple(x.shape)}; the model is not the one "
-            "that the package was generated for, generate it again",
+            f"a kernel for rows of {width} elements got an input of shape {tuple(x.shape)}: give it that width, or, if "
+            "the model is not the one that the package was generated for, generate it again",
             Code.CALL,
         )
-    return x.new_zeros((*x.shape[:-1], out), dtype=dtype)
+
+
+def _rows(x: Tensor, width: int) -> Tensor:
+    """x (..., width) as a matrix of a known width.
+
+    Dynamo must know it before an autograd function: of torch 2.11 it fails where a size becomes known inside of one.
+    """
+    _check_width(x, width)
+    return x.reshape(-1, width)
 
 
 def without_rows(
@@ -141,12 +154,13 @@ def linear(function: Any, x: Tensor, weight: Weight, bias: Tensor | None, counte
         dtype = output_dtype(x)
         if is_empty(x):
             return without_elements(x, k, n, dtype)
-        y: Tensor = function.product(x.reshape(-1, x.shape[-1]), *weight, dtype, counter_id)
+        y: Tensor = function.product(_rows(x, k), *weight, dtype, counter_id)
     else:
         if is_empty(x):
             return F.linear(x, weight, bias)
-        n, dtype = weight.shape[0], output_dtype(x, weight)
-        y = function.apply(x.reshape(-1, x.shape[-1]), weight, dtype, counter_id)
+        n, k = weight.shape
+        dtype = output_dtype(x, weight)
+        y = function.apply(_rows(x, k), weight, dtype, counter_id)
     if bias is not None:
         y = y + bias.to(dtype)
     return y.reshape(*x.shape[:-1], n)
