@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,6 @@ class BoundModule:
     def is_bound(self) -> bool:
         """True unless the binding was undone; it may have been bound again since, by another patch."""
         return vars(self.module).get("loka") is self.counters
-
-    def members(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Each site with the names of those that mods merged into it."""
-        around = f"{self.name}." if self.name else ""
-        merged = self.counters.binding.members or ((),) * len(self.counters.sites)
-        for site, members in zip(self.counters.sites, merged, strict=True):
-            yield site, tuple(around + name for name in members)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from loka.dispatch.dispatch_errors import BindError
@@ -13,24 +13,15 @@ _SHOWN = 3  # most names in a hint
 
 
 def chosen_modules(
-    package: str,
-    verb: str,
-    patterns: Sequence[str],
-    modules: Sequence[tuple[str, ...]],
-    known: Mapping[str, tuple[str, ...]],
+    package: str, verb: str, patterns: Sequence[str], modules: Sequence[tuple[str, ...]], known: Sequence[str]
 ) -> list[int]:
     """Indices of the modules whose sites all match the patterns; `modules` has the sites of each.
 
-    `verb`: "keep" or "restore", for messages. `known`: all sites of the patch, including those already sent back, each
-    with the names of the sites that mods merged into it. A pattern is a site's name, or a glob whose `*` crosses dots;
-    a merged site is named by its own name, or by those of all its members. Raises BindError for a pattern that matches
-    nothing, for some members of a site without the others, and if the patterns match some sites of a module but not
-    all: they share its forward, so one cannot go back without the others.
+    `verb`: "keep" or "restore", for messages. `known`: all site names of the patch, including those already sent back.
+    A pattern is a site's name, or a glob whose `*` crosses dots. Raises BindError for a pattern that matches nothing,
+    and if the patterns match some sites of a module but not all: they share its forward, so one cannot go back without
+    the others.
     """
-
-    def matched(names: Iterable[str]) -> list[str]:
-        return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
-
     if not patterns:
         raise BindError(f"{package}: {verb} takes the names of sites, or globs over them", Code.ARGUMENT)
     for pattern in patterns:
@@ -41,20 +32,13 @@ def chosen_modules(
                 Code.ARGUMENT,
             )
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for site, members in known.items() for name in (site, *members)):
+        if not any(fnmatchcase(site, pattern) for site in known):
             raise BindError(
-                f"{package}: no site of this patch matches {pattern!r} ({_hint(pattern, [*known])})", Code.NO_MATCH
+                f"{package}: no site of this patch matches {pattern!r} ({_hint(pattern, known)})", Code.NO_MATCH
             )
     found, problems = [], []
     for number, sites in enumerate(modules):
-        named = []
-        for site in sites:
-            some, members = matched(known[site]), len(known[site])
-            whole = matched([site]) or len(some) == members > 0
-            if whole or some:
-                named.append(site)
-            if not whole and some:
-                problems.append(f"{', '.join(some)}: mods made one product of {members} linears: name {site!r}")
+        named = [site for site in sites if any(fnmatchcase(site, pattern) for pattern in patterns)]
         others = [site for site in sites if site not in named]
         if named and others:
             problems.append(

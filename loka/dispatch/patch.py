@@ -160,13 +160,12 @@ class Patch:
     def keep(self, *patterns: str) -> tuple[str, ...]:
         """Send sites back to the model's own forward, as `compute: keep` would, and return their names.
 
-        A pattern is a site's name, or a glob whose `*` crosses dots: `patch.keep("layers.0.*", "head")`. One that mods
-        merged from several goes by its own name or by those of all of them. Other sites are unchanged, and `verify`
-        then covers only them. Sites that share a generated forward go back together.
+        A pattern is a site's name, or a glob whose `*` crosses dots: `patch.keep("layers.0.*", "head")`. Other sites
+        are unchanged, and `verify` then covers only them. Sites that share a generated forward go back together.
         A compiled model recompiles; CUDA graphs must be captured again. `restore` undoes it.
 
         Raises BindError, with nothing changed, if a pattern matches no site of this patch, or if sites that do not
-        match share a forward, or a merged site, with one that does.
+        match share a forward with one that does.
         """
         return self._send_back(self._chosen("keep", patterns, [bound for bound, _ in self._here()]))
 
@@ -376,9 +375,7 @@ class Patch:
     def _chosen(self, verb: str, patterns: Sequence[str], modules: Sequence[BoundModule]) -> tuple[BoundModule, ...]:
         """The modules whose sites the patterns of `keep` or `restore` name."""
         sites = [bound.counters.sites for bound in modules]
-        everything = (*self._modules, *(kept.bound for kept in self._kept))
-        known = dict(site for bound in everything for site in bound.members())
-        return tuple(modules[number] for number in chosen_modules(self._package, verb, patterns, sites, known))
+        return tuple(modules[number] for number in chosen_modules(self._package, verb, patterns, sites, self._all))
 
     def _in_order(self, modules: Sequence[BoundModule]) -> tuple[BoundModule, ...]:
         return tuple(sorted(modules, key=lambda bound: self._order[id(bound.module)]))

@@ -25,7 +25,6 @@ def binding_text(view: BoundView) -> tuple[str, ...]:
         field_text("inlined", forward.inlined if forward is not None else ()),
         _ranged_field("modules", tuple((name,) for name in binding.modules), binding.modules),
         _ranged_field("sites", binding.sites, binding.sites),
-        *([field_text("members", view.members)] if view.members else []),
         field_text("gemms", view.gemms),
         field_text("shapes", binding.shapes),
     ]

@@ -16,7 +16,6 @@ from loka.codegen.modules.linear_recipes import describe, site_recipe
 from loka.codegen.modules.signature import forward_header
 from loka.codegen.names import Names, class_name, layers, listed, shown, snake, wrapped
 from loka.errors import LokaError
-from loka.graph.patterns.owners import relative
 from loka.kernels.gemm.catalogue import SCALED_MM
 from loka.plan.plan import BindingKind, PlannedBinding, SitePlan
 
@@ -43,7 +42,6 @@ class BoundView:
     infer: bool  # also for inference: an fprop is in FP8, a kernel fuses something, or mods rewrote the forward
     gemms: tuple[tuple[str, ...], ...]
     kernels: tuple[tuple[tuple[str, ...], ...], ...] = ()  # for each of `gemms`; () if all are torch.scaled_mm
-    members: tuple[tuple[str, ...], ...] = ()  # for each site, those merged into it, as each module calls them
 
 
 @dataclass(slots=True)
@@ -67,16 +65,7 @@ class ModuleWriter:
         infer = fuses or rewritten or any("fprop" in names for names in gemms)
         kernels = tuple(tuple(gemm.kernels for gemm in plan.gemms if gemm.fp8) for plan in plans)
         usual = all(each == (SCALED_MM.name,) for site in kernels for each in site)
-        return BoundView(binding, module, infer, gemms, () if usual else kernels, self._members(binding))
-
-    def _members(self, binding: PlannedBinding) -> tuple[tuple[str, ...], ...]:
-        """For each site of a module the sites merged into it, by names relative to the module; () where none is."""
-        rows = {
-            tuple(tuple(relative(each, module) for each in self.sites[name].site.members) for name in names)
-            for module, names in zip(binding.modules, binding.sites, strict=True)
-        }
-        (first, *others) = rows
-        return first if any(first) and not others else ()
+        return BoundView(binding, module, infer, gemms, () if usual else kernels)
 
     def _site_plans(self, binding: PlannedBinding) -> tuple[SitePlan, ...]:
         """The plans of the first module's sites. Raises LokaError if other modules have other recipes."""

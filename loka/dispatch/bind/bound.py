@@ -401,8 +401,6 @@ class Binding:
     shapes: tuple[tuple[str, tuple[int, ...]], ...]  # parameters, relative to each module, and their shapes
     # For each site of a module and each of its `gemms`, the permitted kernels; () if all are torch.scaled_mm.
     kernels: tuple[tuple[tuple[str, ...], ...], ...] = ()
-    # For each site of a module, the sites that mods made one of, relative to the module; () if none was merged.
-    members: tuple[tuple[str, ...], ...] = ()
     fingerprint: Fingerprint | None = None  # of the module's own forward; None for a plain nn.Linear
     infer: bool = True  # False: the modules stay unchanged for inference, in which nothing would be in FP8 or fused
 

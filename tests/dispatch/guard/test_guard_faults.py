@@ -246,16 +246,3 @@ def test_a_fault_around_bound_modules_is_not_theirs(tmp_path, monkeypatch, site)
     train(model, guard, LIMIT, stop=lambda: guard.events)
     assert [name for event in guard.events for name in event.sites] == [site]
     assert set(patch.sites) == {"a+b", "c", "d"} - {site}
-
-
-def test_a_merged_site_goes_back_by_its_members(tmp_path, monkeypatch):
-    (tmp_path / "merged.yaml").write_text(MERGED)
-    loka.generate(tmp_path / "merged.yaml", tmp_path / "merged_members")
-    monkeypatch.syspath_prepend(tmp_path)
-    model = Experts()
-    patch = importlib.import_module("merged_members").apply(model)
-    with pytest.raises(loka.BindError, match=r"a: mods made one product of 2 linears: name 'a\+b'"):
-        patch.keep("a")
-    assert patch.keep("a", "b") == ("a+b",)
-    assert patch.restore("[ab]") == ("a+b",)
-    assert set(patch.sites) == {"a+b", "c", "d"}

@@ -312,8 +312,7 @@ def binding_of(
     scope = {"torch": torch, "dispatch": SimpleNamespace(InputError=InputError)}
     exec(source(forward), scope)  # noqa: S102 - text that LoKA made
     generated = type("Generated", (dispatch.Bound,), {"forward": scope["forward"], "__module__": __name__})
-    view = SimpleNamespace(binding=planned, module=NAMED, infer=True, members=(), gemms=(), kernels=())
-    text = "\n".join(binding_text(view))
+    text = "\n".join(binding_text(SimpleNamespace(binding=planned, module=NAMED, infer=True, gemms=(), kernels=())))
     names = {"dispatch": dispatch, "modules": SimpleNamespace(Generated=generated)}
     return eval(f"dispatch.Binding(\n{text}\n)", names), forward  # noqa: S307 - text that LoKA made
 
