@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import keyword
 import os
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from loka.codegen.package_folder import file_hash, recorded_outputs, recorded_policy, write_package
+from loka.codegen.package_folder import file_hash, recorded_outputs, write_package
 from loka.codegen.package_text import MANIFEST, render_package, text_hash
 from loka.errors import CheckFailedError, Code, InputError
 from loka.paths import path_argument
@@ -52,7 +51,6 @@ _ADVICE = {
 def check_package(files: Mapping[str, str], folder: Path) -> tuple[Difference, ...]:
     """Compare a rendered package with a folder; () if it is fresh. Hidden files and `__pycache__` are ignored.
 
-    A package of a policy's file under another name is one difference, not one a file: texts name the policy's file.
     Raises InputError if the folder cannot be read.
     """
     try:
@@ -64,13 +62,7 @@ def check_package(files: Mapping[str, str], folder: Path) -> tuple[Difference, .
             f"{error.filename or folder}: cannot be read: {error.strerror or error}; remove it, or give it back its "
             "permissions, and run loka generate again"
         ) from error
-    before, now = recorded_policy(folder), json.loads(files.get(MANIFEST, "{}")).get("policy")
-    renamed: tuple[Difference, ...] = ()
-    if before and now and before != now:
-        found = {name: kind for name, kind in found.items() if kind is not DifferenceKind.STALE}
-        advice = f"generated from {before}, and the policy's file is {now}, which the code names: run loka generate"
-        renamed = (Difference(MANIFEST, DifferenceKind.STALE, advice),)
-    return renamed + tuple(Difference(name, kind, _ADVICE[kind]) for name, kind in found.items() if kind is not None)
+    return tuple(Difference(name, kind, _ADVICE[kind]) for name, kind in found.items() if kind is not None)
 
 
 def _kind(

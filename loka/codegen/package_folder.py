@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from loka.codegen.package_text import MANIFEST, text_hash
 from loka.errors import Code, InputError
@@ -66,12 +65,6 @@ def recorded_outputs(folder: Path) -> dict[str, frozenset[str]]:
         for name, digests in _outputs(folder / record).items():
             found.setdefault(name, set()).update(digests)
     return {name: frozenset(digests) for name, digests in found.items()}
-
-
-def recorded_policy(folder: Path) -> str:
-    """The policy's file of which the manifest says that the package was generated; "" if it cannot be read."""
-    policy = _record(folder / MANIFEST).get("policy")
-    return policy if isinstance(policy, str) else ""
 
 
 def file_hash(path: Path) -> str | None:
@@ -183,19 +176,14 @@ def _remove_cache(folder: Path) -> None:
     shutil.rmtree(folder / "__pycache__", ignore_errors=True)
 
 
-def _record(path: Path) -> dict[str, Any]:
-    """A manifest or journal; {} if it cannot be read."""
+def _outputs(record: Path) -> dict[str, list[str]]:
+    """The outputs that a manifest or journal lists, plain file names only; {} if it cannot be read."""
     try:
-        with open_plain(path) as file:
+        with open_plain(record) as file:
             data = json.loads(file.read().decode())
     except (OSError, ValueError, RecursionError):
         return {}
-    return data if isinstance(data, dict) else {}
-
-
-def _outputs(record: Path) -> dict[str, list[str]]:
-    """The outputs that a manifest or journal lists, plain file names only; {} if it cannot be read."""
-    outputs = _record(record).get("outputs")
+    outputs = data.get("outputs") if isinstance(data, dict) else None
     if not isinstance(outputs, dict):
         return {}
     found: dict[str, list[str]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
 
@@ -25,24 +24,6 @@ def test_settings_of_training_make_no_package_stale(shop, loka, policy_text):
     assert (ran.status, ran.err) == (0, "")
     shop.write_policy(policy_text.replace(TRAIN, f"{TRAIN}  learning_rate: 2.0e-3\n  ema: 0\n").replace("64", "128"))
     assert loka("generate", "--check", shop.policy).status == 1
-
-
-@pytest.mark.slow
-def test_a_renamed_policy_is_one_difference_and_an_edit_is_still_named(shop, loka):
-    assert loka("generate", shop.policy).status == 0
-    (shop.folder / "policies/store.yaml").write_text((shop.folder / shop.policy).read_text())
-    renamed = (
-        "generated/shop/manifest.json: stale: generated from shop.yaml, and the policy's file is store.yaml, which the "
-        "code names: run loka generate [LK040]"
-    )
-    ran = loka("generate", "--check", "policies/store.yaml")
-    assert (ran.status, ran.err.splitlines()) == (1, [renamed])
-    (shop.folder / "generated/shop/kernels.py").write_text("edited = True\n")
-    ran = loka("generate", "--check", "policies/store.yaml", "--json")
-    first, second = json.loads(ran.out)["differences"]
-    assert (first, second.split(":")[:2]) == (renamed, ["generated/shop/kernels.py", " edited"])
-    assert loka("generate", "policies/store.yaml", "--force").status == 0
-    assert loka("generate", "--check", "policies/store.yaml").status == 0
 
 
 @pytest.mark.slow
