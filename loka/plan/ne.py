@@ -22,7 +22,7 @@ class PlannedNe:
     unknown: tuple[str, ...]  # sites whose FP8 forward GEMM it lacks
 
     @property
-    def lacks(self) -> str:
+    def note(self) -> str:
         """The number of sites that the sum leaves out, and what says more; "" if it has all."""
         if not self.unknown:
             return ""

@@ -66,13 +66,13 @@ def planned(
     policy: str | os.PathLike[str] | Policy,
     gains: bool = False,
     prospects: bool = False,
-    told: Callable[[str], None] = lambda what: None,
+    progress: Callable[[str], None] = lambda what: None,
 ) -> Planned:
     """The plan of a policy, as from `make_plan`, with the profile and the measurements.
 
     With `gains`, the plan includes the measured gain of each mod, which takes another planning for each of them: of a
     copy of the same model, and with a quick check of its forwards, as only times are read from it. With `prospects`, a
-    plan without FP8 comes with what it would bring. `told` is called with what takes the next seconds.
+    plan without FP8 comes with what it would bring. `progress` is called with what takes the next seconds.
     """
     with deferred_gc(), _one_thread():  # ten thousand sites make a million objects and hardly any garbage
         loaded = policy_argument(policy, "policy")
@@ -96,10 +96,10 @@ def planned(
         examined = replace(examined, built=light(built))
         del built  # and its inputs
         tracer = tracer_of(examined)
-        told(f"tracing forwards, and choosing for {len(examined.sites)} sites")
+        progress(f"tracing forwards, and choosing for {len(examined.sites)} sites")
 
         def at(batch_size: int, assumed: bool) -> Plan:
-            told(f"planning for batch size {batch_size}, to say what FP8 would bring")
+            progress(f"planning for batch size {batch_size}, to say what FP8 would bring")
             larger = _at_batch_size(examined, batch_size)
             return plan_of(larger, assumed_safe(larger) if assumed else known, measurements, kernels, tracer)
 
@@ -112,7 +112,7 @@ def planned(
 
         def without(fewer: Policy) -> Plan:
             gone = [mod.use for mod in examined.policy.mods if mod not in fewer.mods]
-            told(f"planning without {', '.join(gone)}, to say what it gains")
+            progress(f"planning without {', '.join(gone)}, to say what it gains")
             smaller = examine(fewer, _copy(original), forwards)
             tracer = tracer_of(smaller, quick=True)
             choice = tuned.choice if made.tuned is not None else AS_IT_STANDS

@@ -127,7 +127,7 @@ def fp8(
         if examined.sites:
             _log.warning("loka.fp8: probing %d GEMMs on the example", len(examined.sites))
             _save(_probed(live, examined, loss), policy)
-        found = planned(policy, prospects=True, told=partial(_log.warning, "loka.fp8: %s"))
+        found = planned(policy, prospects=True, progress=partial(_log.warning, "loka.fp8: %s"))
     bound = _gains(found)
     if bound:
         write_package(render_package(found.plan), folder / PACKAGE, force=False)

@@ -184,12 +184,12 @@ def plans_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy is planned once for all tests whose folders hold the same files, but for what LoKA wrote there."""
     plan = planner.planned
 
-    def once(policy: Any, gains: bool = False, prospects: bool = False, told: Any = str) -> Planned:
+    def once(policy: Any, gains: bool = False, prospects: bool = False, progress: Any = str) -> Planned:
         files = Shop(tmp_path).files().items()
         made_from = tuple(each for each in files if not each[0].startswith(("build/", "generated/")))
         key = (str(getattr(policy, "path", policy)), os.path.relpath(os.curdir, tmp_path), gains, prospects, made_from)
         if key not in PLANNED:
-            made = plan(policy, gains, prospects, told)
+            made = plan(policy, gains, prospects, progress)
             if made.ignored:  # which warns
                 return made
             PLANNED[key] = made

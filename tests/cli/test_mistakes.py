@@ -202,7 +202,7 @@ def test_a_fault_of_the_program_is_told_with_its_place_and_keeps_its_traceback(s
 def test_an_interrupt_leaves_with_130(shop, loka, monkeypatch):
     from loka.plan import planner
 
-    def interrupted(path, gains, prospects, told):
+    def interrupted(path, gains, prospects, progress):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(planner, "planned", interrupted)

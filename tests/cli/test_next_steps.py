@@ -47,14 +47,13 @@ def test_plan_names_the_one_next_step(shop, loka):
 @pytest.mark.slow
 def test_generate_ends_with_the_lines_that_bind_the_package(shop, loka):
     shop.write_policy(POLICY.replace("auto", "fp8"))
-    script = ["import sys, shopmodel"]
-    for out, imported in (
-        ("generated/shop", "from generated import shop"),
-        ("fp8", "import fp8"),
-        ("my-code/shop2", "sys.path.insert(0, 'my-code'); import shop2"),
+    script = ["import sys, shopmodel", "sys.path.append('my-code')"]
+    for out, lines in (
+        ("generated/shop", "from generated import shop as fp8; patch = fp8.apply(model)"),
+        ("fp8", "import fp8 as fp8; patch = fp8.apply(model)"),
+        ("my-code/shop2", "import shop2 as fp8; patch = fp8.apply(model)  # with my-code on sys.path"),
     ):
         ran = loka("generate", shop.policy, "--out", out)
-        lines = f"{imported}; patch = {out.rpartition('/')[2]}.apply(model)"
         assert (ran.status, ran.err) == (0, f"next, in your script: {lines}\n")
         script += ["model = shopmodel.build()", lines, "assert patch.sites"]
     subprocess.run([sys.executable, "-c", "\n".join(script)], check=True)

@@ -25,6 +25,7 @@ def told(err, *words):
         (["--every", "0"], ["--every"]),
         (["--steps", "0"], ["--steps"]),
         (["--steps", "3", "--every", "4"], ["--steps is 3 and --every 4", "lower --every"]),
+        (["--ne-batches", "1"], ["--ne-batches is 1", "write 2 or more, or 0 for none"]),
         (["--every", "13"], ["no step was sampled", "12 steps"]),
         (["-o", "policies"], ["policies is a folder"]),
         (["-o", "/dev/null"], ["/dev/null: cannot be written: it is a device or a pipe"]),

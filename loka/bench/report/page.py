@@ -185,7 +185,7 @@ def _headlines(planned: Planned, steps: MeasuredSteps | None) -> tuple[Headline,
         note = f"predicted over {ne.known} GEMMs, 95 % interval {ne.ne_percent.low:+.3g} to {ne.ne_percent.high:+.3g} %"
         if plan.ne_budget is not None:
             note += f"; budget {plan.ne_budget:g} %"
-        note += ne.lacks
+        note += ne.note
         found.append(Headline("change of NE", f"{ne.ne_percent.mean:+.3g} %", note, Tone.BAD if over else Tone.PLAIN))
     return (*found, _device(planned))
 

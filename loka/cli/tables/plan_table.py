@@ -176,7 +176,7 @@ def _show_ne(plan: Plan) -> None:
         return
     gemms = "1 GEMM" if found.known == 1 else f"{found.known} GEMMs"
     limit = "" if plan.ne_budget is None else f", budget {plan.ne_budget:g} %"
-    print_line(f"predicted change of NE: {format_ne(found.ne_percent)} by {gemms} in FP8{limit}{found.lacks}.")
+    print_line(f"predicted change of NE: {format_ne(found.ne_percent)} by {gemms} in FP8{limit}{found.note}.")
 
 
 def _show_coverage(plan: Plan) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -71,14 +68,14 @@ def command(
 
 
 def next_step(made: GeneratedPackage) -> str:
-    """The Python that binds a package to a model, to be run here; "" where the package changes nothing."""
+    """The Python that binds a package to a model, run in this folder; "" where it changes nothing."""
     if not made.plan.bindings and not made.plan.adaptations:
         return ""
-    *parents, name = Path(os.path.relpath(made.folder)).parts
-    found = f"from {'.'.join(parents)} import {name}" if parents else f"import {name}"
-    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parents):
-        found = f"sys.path.insert(0, {str(made.folder.parent)!r}); import {name}"
-    return f"{found}; patch = {name}.apply(model)"
+    *parents, name = made.folder.parts
+    here = all(part.isidentifier() for part in parents)
+    found = f"from {'.'.join(parents)} import {name}" if parents and here else f"import {name}"
+    place = "" if here else f"  # with {made.folder.parent} on sys.path"
+    return f"{found} as fp8; patch = fp8.apply(model){place}"
 
 
 def result(made: GeneratedPackage) -> dict[str, object]:

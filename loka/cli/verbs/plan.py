@@ -39,7 +39,7 @@ def command(
     from loka.plan.serialize import to_json
 
     loaded = load_policy(policy)
-    found = planned(loaded, gains=gains, prospects=True, told=announce)
+    found = planned(loaded, gains=gains, prospects=True, progress=announce)
     plan, prospect = found.plan, found.prospect
     synthetic = found.known is not None and found.known.profile.synthetic
     if as_json:

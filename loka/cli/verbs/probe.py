@@ -59,7 +59,9 @@ def command(
     ne_batches: Annotated[
         int | None,
         typer.Option(
-            min=0, max=MOST_STEPS, help="Held-out batches to measure the change of NE on. Default: 4; 0: none."
+            min=0,
+            max=MOST_STEPS,
+            help="Held-out batches to measure the change of NE on, at least 2. Default: 4; 0: none.",
         ),
     ] = None,
     synthetic: Annotated[
@@ -100,6 +102,8 @@ def command(
         raise InputError(f"--steps is {steps} and --every {every}: not one step would be sampled; lower --every")
     if synthetic and (files or check or ne_batches):
         raise InputError("--synthetic trains on drawn labels; leave out --from, --check and --ne-batches")
+    if ne_batches == 1:
+        raise InputError("--ne-batches is 1, and an interval takes two: write 2 or more, or 0 for none")
     loaded = load_policy(policy)
     from loka.cli.probe_run import NE_BATCHES, Interrupted, finish, record
     from loka.cli.profile_paths import Places, check_writable, merge_profiles
